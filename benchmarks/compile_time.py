@@ -66,7 +66,7 @@ def compiled(model: str, dtype: str, batch: int, began: float) -> dict[str, tupl
     import relay_wgrad
     from benchmarks.gpu_models import build
     from byoc_cudnn.building import toolchain
-    from byoc_cudnn.building.exact import exact_kernels
+    from byoc_cudnn.building.ieee_cuda import exact_kernels
     from byoc_cudnn.building.kernels import kept_kernels
     from relay_wgrad.frontend import from_torch
     from relay_wgrad.training.step import converted, step_module

@@ -41,7 +41,7 @@ from benchmarks.cpu_timing import best, cpu_model
 from benchmarks.gpu_timing import by_torch
 from benchmarks.layers import LAYOUTS, SUITES, Layer, suite
 from legalize import cpu
-from legalize.cpu.ceilings import ceilings
+from legalize.cpu.roofline import ceilings
 from relay_wgrad import output
 from relay_wgrad.cores import configure_threads
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation

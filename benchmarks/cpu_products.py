@@ -28,7 +28,7 @@ from tvm.target import Target
 import relay_wgrad
 from benchmarks.cpu_timing import best, cpu_model
 from legalize.cpu import host_target
-from legalize.cpu.ceilings import ceilings
+from legalize.cpu.roofline import ceilings
 from relay_wgrad import output
 from relay_wgrad.cores import configure_threads
 from relay_wgrad.pipeline.cpu import cpu_pipeline

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.gpu_depthwise import FULL, Row, run
 from byoc_cudnn.backends.cuda_direct.check import check
-from byoc_cudnn.backends.cuda_direct.first import First
+from byoc_cudnn.backends.cuda_direct.first_layer import First
 from byoc_cudnn.backends.cuda_direct.model import Choice, ranked
 from relay_wgrad.problem import ConvKind, ConvProblem
 

@@ -317,7 +317,7 @@ def _library(
     from tvm.target import Target
 
     import byoc_cudnn
-    from byoc_cudnn.tuning.measured import measured
+    from byoc_cudnn.tuning.missing_measurements import measured
     from byoc_cudnn.tuning.versions import arch_of
     from relay_wgrad.pipeline.cuda import cuda_pipeline
     from relay_wgrad.training.cuda_tools import cuda_compiler

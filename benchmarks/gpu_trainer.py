@@ -24,8 +24,8 @@ from rich.table import Table
 import relay_wgrad
 from relay_wgrad import output
 from relay_wgrad.frontend import TrainingGraph
+from relay_wgrad.training.graph_replay import TRIES, WARM, Repeated
 from relay_wgrad.training.options import Options
-from relay_wgrad.training.repeated import TRIES, WARM, Repeated
 from relay_wgrad.training.trainer import Trainer
 
 DTYPES = {"f32": None, "tf32": None, "f16": "float16", "bf16": "bfloat16"}

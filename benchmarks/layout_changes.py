@@ -30,7 +30,7 @@ import relay_wgrad
 from benchmarks.layout_equality import machine
 from relay_wgrad import opdef, output
 from relay_wgrad.frontend import from_onnx
-from relay_wgrad.frontend.onnx.bundled import BUNDLED
+from relay_wgrad.frontend.onnx.model_source import BUNDLED
 from relay_wgrad.layout_rules.stock import ADDED
 from relay_wgrad.registry import LEVEL
 from relay_wgrad.transform import ConvertLayout, count_reasons, grad, layout_changes

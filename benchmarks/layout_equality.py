@@ -40,7 +40,7 @@ from rich.table import Table
 
 from relay_wgrad import output
 from relay_wgrad.frontend import BUNDLED, TrainingGraph
-from relay_wgrad.frontend.onnx.bundled import load
+from relay_wgrad.frontend.onnx.model_source import load
 
 Attrs = dict[str, Any]
 TOLERANCE = 1e-10

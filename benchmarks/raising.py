@@ -26,7 +26,7 @@ from benchmarks.layout_equality import machine
 from legalize.cpu import host_target
 from relay_wgrad import output
 from relay_wgrad.frontend import TrainingGraph, from_onnx
-from relay_wgrad.frontend.onnx.bundled import BUNDLED
+from relay_wgrad.frontend.onnx.model_source import BUNDLED
 from relay_wgrad.transform import ConvertLayout, raise_conv_backward
 
 ADJOINT = "main_adjoint"

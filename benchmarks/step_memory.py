@@ -25,8 +25,8 @@ import byoc_cudnn
 import relay_wgrad
 from benchmarks.gpu_models import DEFAULT, build
 from benchmarks.step_passes import TARGET
+from byoc_cudnn.cast_transpose.lower import lower_cast_transposes
 from byoc_cudnn.codegen.external import register
-from byoc_cudnn.moves.lower import lower_moves
 from byoc_cudnn.norm.lower import lower_norms
 from byoc_cudnn.pool.lower import lower_pools
 from byoc_cudnn.table import BACKENDS
@@ -68,7 +68,7 @@ def planned(model: str, batch: int, dtype: str) -> tvm.IRModule:
     target = tvm.target.Target(TARGET, host="llvm")
     with target:
         module = relax.transform.RunCodegen()(module)
-        for lower in (lower_norms, lower_pools, lower_moves):
+        for lower in (lower_norms, lower_pools, lower_cast_transposes):
             module, _ = lower(module, 90)
         passes = [*fused_kernels(), *dataflow_lower_passes(target)]
         return tvm.transform.Sequential([*passes, relax.transform.StaticPlanBlockMemory()])(module)

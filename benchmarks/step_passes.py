@@ -21,7 +21,7 @@ from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
-from byoc_cudnn.moves.lower import lower_moves
+from byoc_cudnn.cast_transpose.lower import lower_cast_transposes
 from byoc_cudnn.norm.lower import lower_norms
 from byoc_cudnn.pool.lower import lower_pools
 from relay_wgrad import keys
@@ -56,7 +56,7 @@ def lowered(model: str, batch: int, dtype: str | None, raise_norms: bool = True)
     )
     module, _ = lower_norms(module, 90)
     module, _ = lower_pools(module, 90)
-    module, _ = lower_moves(module, 90)
+    module, _ = lower_cast_transposes(module, 90)
     with tvm.target.Target(TARGET, host="llvm"):
         return tvm.transform.Sequential(fused_kernels())(module)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import tvm
 
-from relay_wgrad.given import truth
+from relay_wgrad.argument_types import truth
 from relay_wgrad.transform.raising.transform import find_conv_backward
 
 from .report import PRODUCT, Report

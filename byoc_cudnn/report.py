@@ -61,7 +61,7 @@ _GRADIENTS = {"wgrad": "weight gradient", "dgrad": "data gradient"}
 
 
 class Report:
-    """What became of every call of the convolution family in a module.
+    """The decision on every call of the convolution family in a module.
 
     entries : one for each call.
     composites : gradients among them that are written with other operators (in composite form), as
@@ -118,7 +118,7 @@ class Report:
         return Counter(f"{e.backend}.{e.row}" for e in self.entries if e.backend)
 
     def table(self, title: str = "") -> Table:
-        """What became of each convolution as a `rich` table, for reading.
+        """The decision on each convolution as a `rich` table, for reading.
 
         Equal ones are one line, with their number and the place of the first.  Columns without
         anything in them are left out; function, layout and backend are in the title where there is

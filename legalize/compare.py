@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.target import Target
 
 from relay_wgrad.attrs import ConvAttrs
-from relay_wgrad.building.kept import Kept
+from relay_wgrad.building.disk_cache import DiskCache
 from relay_wgrad.building.program import build
 from relay_wgrad.operands import poisoned, random_operands
 from relay_wgrad.ops.algebra import dgrad_call, fprop_call, wgrad_call
@@ -80,7 +80,7 @@ def build_stock(problems: Sequence[ConvProblem], target: Target) -> Any:
         mod = StockLegalize()(Composite(weight=True, data=True)(mod))
     # An option of its lowering, as it is by default: so the lowering is TVM's own, whole.
     with tvm.transform.PassContext(config={"tirx.disable_cse_tir": False}):
-        executable, _, _ = build(mod, target, relax.get_pipeline("default"), Kept())
+        executable, _, _ = build(mod, target, relax.get_pipeline("default"), DiskCache())
     return relax.VirtualMachine(executable, tvm.cpu())
 
 

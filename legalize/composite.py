@@ -36,7 +36,7 @@ from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
-from relay_wgrad.given import truth
+from relay_wgrad.argument_types import truth
 from relay_wgrad.ir import expressions, is_taken
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation, swap_io
 from relay_wgrad.ops.algebra import DGRAD_NAME, WGRAD_NAME

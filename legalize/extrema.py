@@ -16,7 +16,7 @@ from tvm.relax.utils import gen_call_tir_inputs
 
 from relay_wgrad.opdef import OpDef
 
-from .half import inlined
+from .half_reductions import inlined
 
 # Of each type its width and the bits of infinity; other types are their own keys.
 _KEYS = {

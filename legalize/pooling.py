@@ -22,8 +22,8 @@ from relay_wgrad.keys import OP_PATTERN, SCHEDULED, SYMBOL
 from relay_wgrad.opdef import OpDef
 
 from .cpu import max_pool
-from .cpu.words.loops import cast
-from .half import WIDE, wide_rule
+from .cpu.emitters.loops import cast
+from .half_reductions import WIDE, wide_rule
 from .quotient import quotient
 
 Expr = Any

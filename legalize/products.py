@@ -1,7 +1,7 @@
 """FLegalize of matrix products: batches of them on a CPU have a kernel of ours.
 
-The others are `legalize.half`'s; those of two matrices are convolutions by then, where they are
-large (`relay_wgrad.pipeline.products`).
+The others are `legalize.half_reductions`'s; those of two matrices are convolutions by then, where
+they are large (`relay_wgrad.pipeline.products`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from relay_wgrad.dtypes import HALVES
 from relay_wgrad.ir import OPAQUE
 from relay_wgrad.opdef import OpDef
 
-from .cpu.batches import batches
-from .half import WIDE, wide_rule
+from .cpu.batched_products import batches
+from .half_reductions import WIDE, wide_rule
 
 _PRODUCTS = 1 << 12  # of one matrix: with fewer, what comes before and after is better fused
 _WIDES = ("float32", "float64")

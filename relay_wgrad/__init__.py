@@ -8,7 +8,7 @@ what `__init__.pyi` names is imported when it is first asked for, and TVM with i
 seconds.
 """
 
-from .lazily import attach as _attach
+from .lazy_package import attach as _attach
 
 __version__ = "0.1.0"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .given import of_type
+from .argument_types import of_type
 
 
 def usable_cores() -> list[int]:

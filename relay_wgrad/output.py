@@ -36,7 +36,7 @@ def check(path: Name) -> None:
     """
     target, direct = _place(path)
     if not direct:
-        with _named(path):
+        with _errors_name_path(path):
             made, lock = _new(target)
             try:
                 os.write(lock, _BLOCK)
@@ -99,12 +99,12 @@ def replacing(path: Name, mode: int = 0o666) -> Iterator[Path]:
     they are, after the new file is complete.  Raises OSError naming `path` where it cannot write.
     """
     target, direct = _place(path)
-    with _named(path):
+    with _errors_name_path(path):
         beside = Path(tempfile.gettempdir(), target.name) if direct else target
         made, lock = _new(beside, 0o600 if direct else mode)
     written = lock
     try:
-        with _named(path, made):
+        with _errors_name_path(path, made):
             yield made
             # Some writers, as safetensors', put a file of their own in this one's place.
             if not os.path.samestat(made.stat(), os.fstat(lock)):
@@ -165,7 +165,7 @@ def _place(path: Name) -> tuple[Path, bool]:
 
 
 @contextlib.contextmanager
-def _named(path: Name, made: Path | None = None) -> Iterator[None]:
+def _errors_name_path(path: Name, made: Path | None = None) -> Iterator[None]:
     """Errors of the system name the user's own path, not the file beside it."""
     try:
         yield
@@ -182,7 +182,7 @@ def _new(target: Path, mode: int = 0o600) -> tuple[Path, int]:
     while True:
         made = target.with_name(f"{_FILE}{secrets.token_hex(8)}{target.suffix}")
         lock = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
-        if _taken(made, lock):
+        if _locked_new(made, lock):
             return made, lock
 
 
@@ -193,11 +193,11 @@ def _new_folder(place: Path) -> tuple[Path, int]:
         folder.mkdir(mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(folder, os.O_RDONLY)
-            if _taken(folder, lock):
+            if _locked_new(folder, lock):
                 return folder, lock
 
 
-def _taken(path: Path, descriptor: int) -> bool:
+def _locked_new(path: Path, descriptor: int) -> bool:
     """Locks what was just made.
 
     False, and closed, where another run or thread took it for a leftover before it was locked: that

@@ -146,7 +146,7 @@ def upstream_rule(op_name: str, key: str) -> Any:
 
 def legalizations() -> dict[str, Callable[..., Any]]:
     """The legalizations of our pipelines, by operator: those of the registry are for any pipeline
-    (`legalize.alone`)."""
+    (`legalize.foreign_pipeline`)."""
     return dict(_legalizations)
 
 
@@ -196,7 +196,7 @@ def _install(definition: OpDef) -> None:
 
         def legalization(upstream: Any) -> Callable[..., Any]:
             rule = _legalizations[definition.name] = _legalization(definition, upstream)
-            return loaded("legalize.alone:alone")(rule)
+            return loaded("legalize.foreign_pipeline:for_foreign_pipeline")(rule)
 
         rules[opdef.LEGALIZE] = legalization
     for key, rule in rules.items():

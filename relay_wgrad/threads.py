@@ -25,8 +25,8 @@ from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
+from .argument_types import whole
 from .cores import configure_threads
-from .given import whole
 
 RUNNERS = 2
 """Threads besides the main one, at most, that run kernels: one call each at a time."""

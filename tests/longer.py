@@ -72,7 +72,7 @@ LONGER = {
         f"{ONNX}/test_inference_mode.py::test_predicts_as_evaluated[{name}": MORE
         for name in ("norm", "dropout", "inference", "instances")
     },
-    "tests/relay_wgrad/building/test_kept.py::test_processes_at_once": CHILDREN,
+    "tests/relay_wgrad/building/test_disk_cache.py::test_processes_at_once": CHILDREN,
     f"{TRAINING}/test_sizes.py::test_steps_of_several_sizes_are_those_of_one_each[momentum": MORE,
     f"{TRAINING}/test_open_batch.py::test_an_epoch_with_a_short_batch_is_pytorchs": MORE,
     "tests/relay_wgrad/cli/test_cli.py::test_inspect_measures": "measures; test_inspect stays",
@@ -372,8 +372,8 @@ SHARES = {
     "tests/byoc_cudnn/split/test_partition_models.py::test_every_convolution_goes": 2,
     f"{PASSES}/raising/test_raise_models.py::test_all_of_a_network": 2,
     f"{PASSES}/layout/test_convert_layout_models.py::test_boundary_only": 3,
-    "tests/relay_wgrad/pipeline/test_first_values.py::test_sizes_of_the_run": 3,
-    "tests/relay_wgrad/pipeline/test_first_values.py::test_sizes_that_are_known": 3,
+    "tests/relay_wgrad/pipeline/test_reduction_init.py::test_sizes_of_the_run": 3,
+    "tests/relay_wgrad/pipeline/test_reduction_init.py::test_sizes_that_are_known": 3,
     "tests/relay_wgrad/test_conditions.py::test_the_run_refuses_in_the_rules_words": 3,
     "tests/relay_wgrad/relay/test_nothing_at_the_run.py::test_known_sizes_give_the_same": 2,
     f"{PASSES}/layout/test_convert_layout.py::test_same_numbers_and_nothing_between": 2,

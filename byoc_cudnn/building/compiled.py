@@ -15,12 +15,12 @@ from tvm.target import Target
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
 from ..backends.base import Inputs, no_inputs
+from ..cast_transpose import CAST_TRANSPOSES
+from ..cast_transpose.lower import lower_cast_transposes
 from ..codegen import direct as own
 from ..codegen.entry import release_of
 from ..codegen.external import arch_of, register
 from ..codegen.lowering import DirectEntry
-from ..moves import MOVES
-from ..moves.lower import lower_moves
 from ..norm import NORMS
 from ..norm.lower import lower_norms
 from ..pool import POOLS
@@ -28,7 +28,7 @@ from ..pool.lower import lower_pools
 from ..table import BACKENDS
 from ..updates import UPDATES
 from ..updates.lower import lower_updates
-from .exact import exact_kernels
+from .ieee_cuda import exact_kernels
 from .kernels import kept_kernels
 from .link import Linker, shared_command
 from .toolchain import Toolchain, find, preload
@@ -46,7 +46,7 @@ class Library:
     is done with it: `virtual_machine` and `export_library`; that is when nvcc runs, if at all.
 
     direct : what became of each call of an operator that there are kernels of our own for beside
-        the convolutions': training batch normalization, max pooling, moves and updates of many
+        the convolutions': training batch normalization, max pooling, casts and updates of many
         tensors.
     """
 
@@ -98,15 +98,15 @@ class Library:
         """
         if self._runnable is None:
             return []
-        texts = [str(text) for text in self._told(list(_owners()))]
+        texts = [str(text) for text in self._results_of(list(_owners()))]
         # One library can be there as two modules.
         return list(dict.fromkeys(line for text in texts for line in text.splitlines()))
 
     def release(self) -> int:
         """Gives back the device's memory that is kept between calls; of how many sources."""
-        return len(self._told([release_of(name) for name in _owners()]))
+        return len(self._results_of([release_of(name) for name in _owners()]))
 
-    def _told(self, names: Sequence[str]) -> list[Any]:
+    def _results_of(self, names: Sequence[str]) -> list[Any]:
         """What those functions give that the loaded modules have."""
         modules = [] if self._runnable is None else _all(self._runnable)
         return [m[name]() for m in modules for name in names if m.implements_function(name)]
@@ -165,7 +165,7 @@ def build(
         mod = relax.transform.RunCodegen()(mod)
     entries: tuple[DirectEntry, ...] = ()
     if not own.missing(find()) if direct is None else direct:
-        for lower in (lower_norms, lower_pools, lower_moves, lower_updates):
+        for lower in (lower_norms, lower_pools, lower_cast_transposes, lower_updates):
             mod, found = lower(mod, arch_of(chosen) or _OLDEST)
             entries += found
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
@@ -196,7 +196,7 @@ def _all(module: Any) -> list[Any]:
 
 def _owners() -> dict[str, Inputs]:
     """By the function of a generated source that tells its plans: what it is linked with."""
-    families = {f.plans: f.inputs for f in (MOVES, NORMS, POOLS, UPDATES)}
+    families = {f.plans: f.inputs for f in (CAST_TRANSPOSES, NORMS, POOLS, UPDATES)}
     return {b.plans: b.inputs for b in BACKENDS.values()} | families
 
 

@@ -142,7 +142,7 @@ def _inspect_cudnn(place: _Place) -> Component | str:
         folder = None
     if library is None:
         reasons.append(f"headers without libcudnn.so.{CUDNN_MAJOR}")
-    return _made("cuDNN", place, (folder,) if folder else (), library, version, reasons)
+    return _component_at("cuDNN", place, (folder,) if folder else (), library, version, reasons)
 
 
 def _inspect_cuda(place: _Place) -> Component | str:
@@ -170,10 +170,10 @@ def _inspect_cuda(place: _Place) -> Component | str:
     if library is None:
         reasons.append("headers without " + " or ".join(f"libcudart.so.{m}" for m in majors))
     includes = tuple(dict.fromkeys((folder, crt))) if folder and crt and version else ()
-    return _made("CUDA", place, includes, library, version, reasons)
+    return _component_at("CUDA", place, includes, library, version, reasons)
 
 
-def _made(
+def _component_at(
     name: str,
     place: _Place,
     includes: tuple[Path, ...],

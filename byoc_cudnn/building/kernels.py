@@ -1,9 +1,10 @@
 """TVM's CUDA kernels, compiled once and kept.
 
 TVM has all kernels of a module compiled as one text by `tvm.support.nvcc.compile_cuda`, with NVRTC
-or nvcc, each time that the module is built.  Within `kept_kernels` what it gave is kept (`kept`) by
-all that it depends on: the text and the other arguments, the GPU, TVM's own file, the variables
-that it and the compilers read, and which compiler, of which version, with which headers.
+or nvcc, each time that the module is built.  Within `kept_kernels` what it gave is kept
+(`disk_cache`) by all that it depends on: the text and the other arguments, the GPU, TVM's own file,
+the variables that it and the compilers read, and which compiler, of which version, with which
+headers.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Any
 import tvm
 from tvm.support import nvcc as stock
 
-from relay_wgrad.building.kept import Kept, key_of
+from relay_wgrad.building.disk_cache import DiskCache, key_of
 
-from .in_use import InUse
 from .nvcc import nvcc_version
+from .shared_patch import InUse
 
 _VARIABLES = ("TVM_CUDA", "TVM_KERNEL", "NVCC_", "NVRTC_", "CUDA_")
 _PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "COMPILER_PATH")
@@ -58,7 +59,7 @@ def _keeping(inner: Callable[..., Any]) -> Callable[..., Any]:
         facts = _facts(inspect.signature(inner).bind(*args, **named))
         if facts is None:
             return inner(*args, **named)
-        kept, key = Kept(), key_of(["kernels", *facts])
+        kept, key = DiskCache(), key_of(["kernels", *facts])
         content = kept.get(key)
         if content is None:
             content = bytes(inner(*args, **named))

@@ -1,8 +1,8 @@
 """A module's library: its C++ sources, what TVM compiled of it, and objects of kernels, linked.
 
 Sources are compiled beside each other and beside the kernels' objects.  Each object, and the
-library, is kept under a digest of all that it depends on (`kept`), so a second build of the same
-module starts no compiler but to ask for its version.
+library, is kept under a digest of all that it depends on (`disk_cache`), so a second build of the
+same module starts no compiler but to ask for its version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import tvm_ffi
 from tvm_ffi import libinfo
 
-from relay_wgrad.building.kept import Kept, key_of
+from relay_wgrad.building.disk_cache import DiskCache, key_of
 from relay_wgrad.output import working_folder
 
 from .toolchain import Toolchain, ToolchainError, run_tool
@@ -73,7 +73,7 @@ class Linker:
         """Writes the library to `output`.  Raises ToolchainError with the compiler's words."""
         for make in () if self.toolchain.compiler else self.kernels:
             make()  # which says all that is missing
-        kept, facts = Kept(), host_facts(self.toolchain)
+        kept, facts = DiskCache(), host_facts(self.toolchain)
         paths = [Path(name) for name in files]
         with ThreadPoolExecutor(max(1, len(paths) + len(self.kernels))) as pool:
             kernels = [pool.submit(make) for make in self.kernels]
@@ -89,7 +89,9 @@ class Linker:
             kept.put(key, library)
         Path(output).write_bytes(library)
 
-    def _object(self, path: Path, options: Sequence[str], facts: Sequence[str], kept: Kept) -> Any:
+    def _object(
+        self, path: Path, options: Sequence[str], facts: Sequence[str], kept: DiskCache
+    ) -> Any:
         text = path.read_bytes()
         key = key_of(["object", path.suffix, text, *options, *facts])
         content = kept.get(key)

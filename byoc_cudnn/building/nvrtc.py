@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from relay_wgrad.building.kept import key_of
+from relay_wgrad.building.disk_cache import key_of
 from relay_wgrad.output import working_folder
 
 from ..codegen.templates import shared

@@ -20,7 +20,7 @@ from ..building import nvcc
 from ..building.private_folder import private_folder
 from ..building.toolchain import Toolchain, ToolchainError, find
 from ..decision import Decision
-from .entry import told
+from .entry import report_exports
 from .templates import shared
 
 _HEAD = """\
@@ -133,7 +133,7 @@ class Family:
             'extern "C" {\n',
             *functions,
             '\n}  // extern "C"\n',
-            told(self.plans),
+            report_exports(self.plans),
             *(f"// kernel for sm_{arch}: {name}" for name in kernels),
             "",
         ])  # fmt: skip

@@ -25,7 +25,7 @@ def release_of(plans: str) -> str:
     return plans.removesuffix("_plans") + "_release"
 
 
-def told(plans: str) -> str:
+def report_exports(plans: str) -> str:
     """What the end of a generated source exports beside its calls."""
     functions = ((plans, "plans"), (release_of(plans), "release_workspaces"))
     return "".join(f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, {f});\n" for name, f in functions)

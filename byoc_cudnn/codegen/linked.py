@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from .entry import told
+from .entry import report_exports
 
 DTYPES = {"float16": "kHalf", "bfloat16": "kBfloat16", "float32": "kFloat"}
 # What is in the objects is hidden in the library, so that another library's is not taken for it.
@@ -66,7 +66,7 @@ def source(
         'extern "C" {\n',
         *functions,
         '\n}  // extern "C"\n',
-        told(plans),
+        report_exports(plans),
         *(
             f"// kernel for {' '.join(f'sm_{arch}' for arch in sorted(archs))}: {name}"
             for name, archs in (built or {}).items()

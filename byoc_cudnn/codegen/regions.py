@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import relax
 
-from relay_wgrad.given import of_type
+from relay_wgrad.argument_types import of_type
 from relay_wgrad.graph.view import Graph
 from relay_wgrad.keys import OPTIONS, SYMBOL
 from relay_wgrad.ops.view import problem_of

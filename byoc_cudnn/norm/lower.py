@@ -22,7 +22,7 @@ from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD, dtype_of
 from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
 from .call import NormCall, check
 from .codegen import NORMS
-from .with_pool import take_pools
+from .pool_fusion import take_pools
 
 _VECTOR = 16  # bytes of a row for which a mask has a byte
 _Y = 6  # the backward operators' operand
@@ -182,7 +182,7 @@ def _read(value: relax.Call) -> NormCall:
     """What a call computes, but for its symbol."""
     forward = op_name(value) == FORWARD
     home: Any = batch_norm_train if forward else batch_norm_train_backward
-    a, given = home.read(value), home.named(value)
+    a, given = home.read(value), home.operands_by_name(value)
     x = given["x"]
     last = x.ty.ndim > 0 and a.axis == x.ty.ndim - 1
     return NormCall(

@@ -117,7 +117,7 @@ def _composite_of(function: Function) -> Function | None:
 
 @dataclass(frozen=True)
 class _Entries:
-    """What became of each convolution of a module.
+    """The decision on each convolution of a module.
 
     Those in a compiler's function are entered where the program calls it: `function` is the user's
     own, and `node` the operator with a number that counts the function's convolutions.

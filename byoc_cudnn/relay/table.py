@@ -66,7 +66,7 @@ def relay_pattern(row: Row) -> DFPattern:
 
 
 class Candidates:
-    """What becomes of the convolutions in Relay functions, by backends under their options.
+    """Decisions on the convolutions in Relay functions, by backends under their options.
 
     The rows' checks ask it of what they have matched, and the report of what was made of that: each
     distinct function is lowered, and decided upon, once.  Nothing is written for the answer.

@@ -121,7 +121,7 @@ def describe(old: ConvProblem, new: ConvProblem) -> str:
 
 @dataclass(frozen=True)
 class Note:
-    """What became of a call: the program's variable and problem, the problem that the call in its
+    """A call's adaptation: the program's variable and problem, the problem that the call in its
     place solves, and what was put around."""
 
     var: relax.Var

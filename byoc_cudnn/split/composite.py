@@ -250,7 +250,7 @@ def inline(
         call = substitute(binding.value, value)
         if _has_shape(call):
             # Types are inferred anew; this argument is the only other place of a size.
-            shape = [_given(size, sizes) for size in call.args[2].values]
+            shape = [_caller_size(size, sizes) for size in call.args[2].values]
             args = [*call.args[:2], relax.ShapeExpr(shape)]
             call = relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
         call = normalize(call)
@@ -261,7 +261,7 @@ def inline(
     return bindings
 
 
-def _given(size: Any, sizes: list[tuple[Any, Any]]) -> Any:
+def _caller_size(size: Any, sizes: list[tuple[Any, Any]]) -> Any:
     """What a caller gives for a composite's size."""
     if isinstance(as_size(size), int):
         return size

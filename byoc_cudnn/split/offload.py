@@ -1,7 +1,7 @@
 """The partition of one function: what is asked of which row, and then the function that results.
 
-Deciding writes nothing, so that what becomes of a function can be asked for itself: Relay's matches
-are only asked (`relay.table`).
+Deciding writes nothing, so that the decisions on a function can be asked for themselves: Relay's
+matches are only asked (`relay.table`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def instead(problem: ConvProblem, backends: Sequence[Backend]) -> ConvProblem | 
 class FunctionPartition:
     """The partition of one function.
 
-    `entries` say what became of each convolution, `taken` has those that go.
+    `entries` have the decision on each convolution, `taken` has those that go.
     """
 
     def __init__(

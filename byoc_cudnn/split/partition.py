@@ -66,7 +66,7 @@ def decide(
     options: Mapping[str, Any],
     measured: Selection | None = None,
 ) -> tuple[dict[tvm.ir.GlobalVar, FunctionPartition], list[Entry]]:
-    """What is to be partitioned of a module, and what becomes of each convolution of it."""
+    """What is to be partitioned of a module, and the decision on each of its convolutions."""
     made = {gv: composite_in(func) for gv, func in mod.functions_items()}
     parts: dict[tvm.ir.GlobalVar, FunctionPartition] = {}
     entries: list[Entry] = []

@@ -192,7 +192,7 @@ class Record:
 
     def save(self, path: str | Path) -> None:
         """Adds the measurements to a file's, whole or not at all, also beside other processes."""
-        path = Path(os.path.realpath(path))  # whoever comes by a link takes the same lock
+        path = Path(os.path.realpath(path))  # a writer by a link takes the same lock
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(path.name + ".lock"), "a", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

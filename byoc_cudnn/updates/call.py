@@ -1,4 +1,4 @@
-"""`UpdatesCall`: what becomes of many tensors, and by which numbers."""
+"""`UpdatesCall`: updates of many tensors by one rule, and its numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Direct kernels for CPUs, generated for one problem and one target each.
 
 Every kernel has the same form: operands that are not channel-last in the accumulator's dtype are
-copied so (`words`), a core with its accumulators in registers does the work (which one, `choose`
+copied so (`emitters`), a core with its accumulators in registers does the work (which one, `choose`
 says), and the result is copied out if need be.  All loops over memory are parallel and vectorised;
 tile sizes follow the target (`machine`).
 """
@@ -15,7 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.given import of_type
+from relay_wgrad.argument_types import of_type
 from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
@@ -23,9 +23,9 @@ from ..kernel import Kernel, target_of
 from . import volume
 from .choose import choose
 from .direct.product import as_product
+from .emitters.loops import argument, one_core
+from .emitters.memory import Memory
 from .machine import host_target, machine
-from .words.loops import argument, one_core
-from .words.memory import Memory
 
 __all__ = ["host_target", "kernel", "prim_func"]
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+from .depthwise import cache_lines as depthwise_lines
 from .depthwise import kernels as depthwise_kernels
-from .depthwise import lines as depthwise_lines
 from .direct import affine
+from .emitters.memory import Memory
 from .machine import Machine
 from .wgrad import packed, unpacked
 from .winograd import algorithm, weights
 from .winograd import kernels as winograd_kernels
-from .words.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ def _depthwise_wgrad(problem: ConvProblem, m: Machine) -> bool:
 
 
 def _lines(problem: ConvProblem, m: Machine) -> bool:
-    return _depthwise_wgrad(problem, m) and depthwise_lines.worth(problem, m)
+    return _depthwise_wgrad(problem, m) and depthwise_lines.pays(problem, m)
 
 
 def _winograd(problem: ConvProblem, m: Machine) -> bool:
-    return m.allows_winograd and algorithm.worth(problem, m)
+    return m.allows_winograd and algorithm.pays(problem, m)
 
 
 def _winograd_wgrad(problem: ConvProblem, m: Machine) -> bool:
@@ -48,11 +48,11 @@ def _winograd_wgrad(problem: ConvProblem, m: Machine) -> bool:
 
 
 def _weights(problem: ConvProblem, m: Machine) -> bool:
-    return _winograd(problem, m) and weights.worth(problem, m)
+    return _winograd(problem, m) and weights.pays(problem, m)
 
 
 def _packed(problem: ConvProblem, m: Machine) -> bool:
-    return problem.kind is ConvKind.WGRAD and packed.worth(problem, m)
+    return problem.kind is ConvKind.WGRAD and packed.pays(problem, m)
 
 
 def _is_wgrad(problem: ConvProblem, m: Machine) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 from tvm.target import Target, codegen
 
+from relay_wgrad.argument_types import truth, whole
 from relay_wgrad.cores import text_of, usable_cores
-from relay_wgrad.given import truth, whole
 from relay_wgrad.problem import DTYPE_BYTES
 
 

@@ -1,9 +1,9 @@
 """Backward of max pooling in two kernels: which tap each maximum is, and the gradient's sums.
 
 The first reads the data, and can run as soon as these are there: what is kept until the second is a
-byte for each result then (`pipeline.order` runs it early where nothing else reads the data any
-more).  The second adds for each pixel the gradients of those windows whose maximum it is, in the
-order of the windows.
+byte for each result then (`pipeline.kernel_order` runs it early where nothing else reads the data
+any more).  The second adds for each pixel the gradients of those windows whose maximum it is, in
+the order of the windows.
 
 Channels are last: planes that follow each other in memory, NCHW, are as many images of one channel.
 """
@@ -21,8 +21,8 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.dtypes import HALVES
 from relay_wgrad.keys import NO_ALIAS
 
-from .words.axes import Axis
-from .words.loops import (
+from .emitters.axes import Axis
+from .emitters.loops import (
     Expr,
     argument,
     bind,

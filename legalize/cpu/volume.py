@@ -27,9 +27,9 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvProblem
 
+from .emitters.copies import Copy, Dim, move
+from .emitters.loops import Expr, Scratch, bind, flat, parallel, serial, vector, when, zero
 from .machine import Machine
-from .words.loops import Expr, Scratch, bind, flat, parallel, serial, vector, when, zero
-from .words.move import Copy, Dim, move
 
 NAME = "depth as channels"
 

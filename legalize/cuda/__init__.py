@@ -17,9 +17,9 @@ from relay_wgrad.problem import ConvProblem
 
 from ..kernel import Kernel, target_of
 from . import gemm, reduce
+from .emitters import Kernels, building
 from .plan import Plan, plan_of
 from .view import view_of
-from .words import Kernels, building
 
 
 def prim_func(
@@ -34,7 +34,7 @@ def prim_func(
     Shapes and dtypes are `problem.shape(role)` and `problem.dtype(role)`; sizes may be symbolic.
     The function is marked as scheduled and opaque, so that TVM neither reschedules nor fuses it.
     `simulate=True` gives the same kernel as serial loops over its blocks and threads, which any
-    CPU target can build: see `words`.  `choice` overrides which kernel, tile and split is taken.
+    CPU target can build: see `emitters`.  `choice` overrides which kernel, tile and split is taken.
 
     `target`: a target, its text, or None for an H200; the number of its multiprocessors is used.
     Raises TypeError for anything else, ValueError for text that is no target and for a problem that

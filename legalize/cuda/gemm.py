@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from tvm.tirx.script import builder as T
 
+from .emitters import Expr, Kernels, Registers, ceildiv, digits, guarded, int64, when
 from .view import View
-from .words import Expr, Kernels, Registers, ceildiv, digits, guarded, int64, when
 
 THREADS = 256
 BK = 16

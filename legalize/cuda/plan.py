@@ -14,8 +14,8 @@ from tvm.target import Target
 from relay_wgrad.problem import DTYPE_BYTES
 
 from . import gemm, reduce
+from .emitters import ceildiv
 from .view import View
-from .words import ceildiv
 
 # Streaming multiprocessors, where the target does not say: an H100's or H200's.
 PROCESSORS = 132

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
+from .emitters import Expr, Kernels, ceildiv, digits, guarded, int64, when
 from .view import View
-from .words import Expr, Kernels, ceildiv, digits, guarded, int64, when
 
 THREADS = 256
 

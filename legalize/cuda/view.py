@@ -19,7 +19,7 @@ from tvm import tirx
 from relay_wgrad.layouts import ACTIVATION, KERNEL, to_layout
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from .words import Expr, ceildiv, digits, int64
+from .emitters import Expr, ceildiv, digits, int64
 
 Index = Mapping[str, Expr]
 Access = tuple[list[Expr], str, tuple[Expr, ...]]  # guards, role, index in the tensor's own layout

@@ -21,7 +21,7 @@ from tvm_ffi.structural import structural_hash, structural_walk
 
 from ..cores import usable_cores
 from ..output import working_folder
-from .kept import Kept, key_of
+from .disk_cache import DiskCache, key_of
 from .versions import compilers
 
 LOWERING = "1"  # of `lowering`, to be raised with it
@@ -43,7 +43,7 @@ class Object:
 
 
 def objects(
-    kernels: Mapping[GlobalVar, tirx.PrimFunc], target: Target, kept: Kept, told: Told
+    kernels: Mapping[GlobalVar, tirx.PrimFunc], target: Target, kept: DiskCache, told: Told
 ) -> list[Object]:
     """The kernels' objects, in an order that is the same for the same kernels.
 

@@ -18,7 +18,7 @@ from tvm.target import Target
 
 from ..keys import SYMBOL
 from ..output import working_folder
-from .kept import Kept
+from .disk_cache import DiskCache
 from .objects import Object, Told, compiled_library, content_of, objects
 
 
@@ -70,7 +70,7 @@ class Program(relax.VMExecutable):
 
 
 def build(
-    module: tvm.IRModule, target: Target, pipeline: Callable[..., tvm.IRModule], kept: Kept,
+    module: tvm.IRModule, target: Target, pipeline: Callable[..., tvm.IRModule], kept: DiskCache,
     told: Told = lambda done, of, kept: None,
 ) -> tuple[relax.VMExecutable, bytes, list[Object]]:  # fmt: skip
     """The module compiled as `tvm.compile(module, target, relax_pipeline=pipeline)` does.

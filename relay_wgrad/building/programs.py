@@ -22,7 +22,7 @@ import tvm
 from tvm.target import Target
 from tvm_ffi.structural import structural_walk
 
-from .kept import Kept, key_of
+from .disk_cache import DiskCache, key_of
 from .objects import Object, settings, text_of
 from .program import Program, loads
 from .versions import compilers, sources
@@ -60,7 +60,7 @@ def _constants(module: tvm.IRModule) -> str:
     return digest.hexdigest()
 
 
-def get(kept: Kept, key: str) -> tuple[Program, dict[str, Any]] | None:
+def get(kept: DiskCache, key: str) -> tuple[Program, dict[str, Any]] | None:
     """A program and the facts that were kept with it."""
     content = kept.get(key)
     if content is None:
@@ -73,7 +73,7 @@ def get(kept: Kept, key: str) -> tuple[Program, dict[str, Any]] | None:
 
 
 def put(
-    kept: Kept, key: str, code: bytes, made: Sequence[Object], facts: Mapping[str, Any]
+    kept: DiskCache, key: str, code: bytes, made: Sequence[Object], facts: Mapping[str, Any]
 ) -> None:
     """Keeps a program whose objects have been kept."""
     told = {"kernels": [each.key for each in made], "facts": facts}

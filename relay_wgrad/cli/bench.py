@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 
 from legalize.cpu import host_target, prim_func
-from legalize.cpu.ceilings import ceilings
+from legalize.cpu.roofline import ceilings
 
 from .. import output, registry
 from ..cores import configure_threads

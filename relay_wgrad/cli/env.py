@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..building import kept
+from ..building import disk_cache
 
 if TYPE_CHECKING:
     from byoc_cudnn.building.toolchain import Toolchain
@@ -100,7 +100,7 @@ def build_facts(found: Toolchain) -> list[tuple[str, str]]:
     rows.append(("C++ compiler", _compiler(found)))
     rows.append(("nvcc (for CUTLASS)", str(found.nvcc or "not found")))
     rows.append(("own convolutions by", compilers.described(found)))
-    rows.append(("compiled and kept", kept.described()))
+    rows.append(("compiled and kept", disk_cache.described()))
     rows.append(("missing", found.missing() or "nothing"))
     return rows
 

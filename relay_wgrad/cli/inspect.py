@@ -14,7 +14,7 @@ import tvm
 from byoc_cudnn import partition
 from byoc_cudnn.report import PRODUCT
 from legalize.cpu import host_target
-from legalize.cpu.ceilings import ceilings
+from legalize.cpu.roofline import ceilings
 
 from .. import output, registry
 from ..cores import configure_threads

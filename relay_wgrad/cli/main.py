@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = import_module(f".{args.command}", __package__)
             code = int(command.run(args))
             sys.stdout.flush()
-        except BrokenPipeError:  # whoever read the output has gone, as in `… | head`
+        except BrokenPipeError:  # the reader of the output has gone, as in `… | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except (Exception, KeyboardInterrupt) as error:

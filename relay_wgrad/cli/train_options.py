@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..named import parsed
+from ..named_options import parsed
 from ..training.schedules import SCHEDULES
 from ..training.update import Update
 from . import arguments

@@ -113,7 +113,7 @@ def print_report(
         f" {memory} {figures['peak_bytes'] / 2**20:.0f} MiB,"
         f" intermediate results by plan {figures['planned_bytes'] / 2**20:.1f} MiB"
     )
-    out.print(f"{_asked(figures['arguments'], graph)}: {_layouts(trainer)}")
+    out.print(f"{_command_line(figures['arguments'], graph)}: {_layouts(trainer)}")
     share = sum(c.seconds or 0.0 for c in convolutions) / sum(figures["kernel_seconds"].values())
     seconds = figures["compile_seconds"]
     made = f"ready in {seconds:.1f} s, compiled before" if trainer.compiled.was_kept else (
@@ -168,7 +168,7 @@ def _layouts(trainer: Trainer) -> str:
     return f"{sum(counts.values())} layout changes in the step: {', '.join(parts)}{none}"
 
 
-def _asked(asked: dict[str, Any], graph: TrainingGraph) -> str:
+def _command_line(asked: dict[str, Any], graph: TrainingGraph) -> str:
     """What was asked for, in the command line's own words."""
     layout = arguments.layout_of(asked["layout"], graph)
     words = [asked["dtype"], layout, f"{asked['optimizer']}"]

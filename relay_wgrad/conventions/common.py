@@ -328,7 +328,7 @@ def _checked(op: str, problem: ConvProblem) -> ConvProblem:
 # ---- the way back ----------------------------------------------------------------------------
 
 
-def given(op: str, what: Any, kind: ConvKind) -> Conversion:
+def plain_conversion(op: str, what: Any, kind: ConvKind) -> Conversion:
     """The conversion that a `to_…` function is given; a plain problem has nothing around it.
 
     Raises TypeError for anything else; ValueError for a problem of another kind, of symbolic size,

@@ -80,7 +80,7 @@ def to_descriptors(found: Any, format: str | None = None) -> Descriptors:  # noq
     problem = found.problem if isinstance(found, Conversion) else found
     if not isinstance(problem, ConvProblem):
         raise TypeError(f"{op}: expected a Conversion or a ConvProblem, got {found!r}")
-    found = common.normal(common.given(op, found, problem.kind))
+    found = common.normal(common.plain_conversion(op, found, problem.kind))
     if format is None:
         format = "NHWC" if problem.data_layout == "NHWC" else "NCHW"  # noqa: A001
     common.choice(op, "format", format, tuple(FORMATS))

@@ -75,7 +75,7 @@ def to_conv_transpose(
 
     Raises ValueError for groups, which it has not.
     """
-    found = common.given(f"to {TRANSPOSE}", found, ConvKind.DGRAD)
+    found = common.plain_conversion(f"to {TRANSPOSE}", found, ConvKind.DGRAD)
     p = found.problem
     if p.groups != 1:
         raise ValueError(f"to {TRANSPOSE}: JAX has it for one group, got groups={p.groups}")

@@ -114,7 +114,7 @@ def to_conv2d(found: Any, data_format: str = "channels_last") -> Written:
     Where neither padding of Keras' is that of the problem, it is 'valid' of a padded input.
     Raises ValueError where strides and dilation are both above 1, which Keras refuses.
     """
-    found = common.given(f"to {CONV}", found, ConvKind.FPROP)
+    found = common.plain_conversion(f"to {CONV}", found, ConvKind.FPROP)
     arguments = _arguments(CONV, found, data_format, (0, 0))
     arguments["groups"] = found.problem.groups
     for mode in PADDINGS:
@@ -135,7 +135,7 @@ def to_conv2d_transpose(found: Any, data_format: str = "channels_last") -> Writt
     Raises ValueError for groups, and for strides and dilation both above 1: Keras has neither.
     """
     op = f"to {TRANSPOSE}"
-    found = common.given(op, found, ConvKind.DGRAD)
+    found = common.plain_conversion(op, found, ConvKind.DGRAD)
     p = found.problem
     if p.groups != 1:
         raise ValueError(f"{op}: Keras has it for one group, got groups={p.groups}")

@@ -103,13 +103,13 @@ def conv_transpose(
 
 def to_conv(found: Any) -> Written:
     """The arguments of `conv` for a convolution: always explicit `pads`."""
-    found = common.given(f"to {CONV}", found, ConvKind.FPROP)
+    found = common.plain_conversion(f"to {CONV}", found, ConvKind.FPROP)
     return Written(_arguments(found) | {"pads": found.problem.padding})
 
 
 def to_conv_transpose(found: Any) -> Written:
     """The arguments of `conv_transpose`: explicit `pads` and `output_padding`, and zeros to add."""
-    found = common.given(f"to {TRANSPOSE}", found, ConvKind.DGRAD)
+    found = common.plain_conversion(f"to {TRANSPOSE}", found, ConvKind.DGRAD)
     found = common.normal(found)
     p = found.problem
     axes = common.axes_of(found)

@@ -97,7 +97,7 @@ def conv_transpose2d(
 
 def to_conv2d(found: Any) -> Written:
     """The arguments of `conv2d` for a convolution, and what to pad the input with before it."""
-    found = common.normal(common.given(f"to {CONV}", found, ConvKind.FPROP))
+    found = common.normal(common.plain_conversion(f"to {CONV}", found, ConvKind.FPROP))
     p = found.problem
     # As much as both ends have is PyTorch's padding.
     even = _even(p.padding)
@@ -113,7 +113,7 @@ def to_conv2d(found: Any) -> Written:
 
 def to_conv_transpose2d(found: Any) -> Written:
     """The arguments of `conv_transpose2d`, and what to cut from its result or add to it."""
-    found = common.normal(common.given(f"to {TRANSPOSE}", found, ConvKind.DGRAD))
+    found = common.normal(common.plain_conversion(f"to {TRANSPOSE}", found, ConvKind.DGRAD))
     p = found.problem
     made = [
         _symmetric(axis, max(axis.stride, dilation))

@@ -5,6 +5,6 @@ back: `to_onnx`, `gradient_to_onnx`.
 Importing this changes nothing in TVM and needs no PyTorch; `from_torch` needs it when called.
 """
 
-from ..lazily import attach as _attach
+from ..lazy_package import attach as _attach
 
 __getattr__, __dir__, __all__ = _attach(__name__, __file__)

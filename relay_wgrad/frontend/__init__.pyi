@@ -9,9 +9,9 @@ from .loss import CrossEntropy as CrossEntropy
 from .loss import Huber as Huber
 from .loss import Loss as Loss
 from .loss import SmoothL1 as SmoothL1
-from .onnx.bundled import BUNDLED as BUNDLED
 from .onnx.export import to_onnx as to_onnx
 from .onnx.importer import from_onnx as from_onnx
+from .onnx.model_source import BUNDLED as BUNDLED
 from .onnx.step import gradient_to_onnx as gradient_to_onnx
 from .onnx.training import from_onnx_training as from_onnx_training
 from .onnx.writing.function import function_to_onnx as function_to_onnx

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from .context import FLOATS, Context, shape_of
-from .indexing import known
+from .indexing import constant_indices
 
 op = relax.op
 
@@ -65,7 +65,7 @@ def _masked(ctx: Context, logits: Any, mask: Any, dtype: str, empty: bool) -> An
     if str(mask.ty.dtype) in FLOATS:
         same = str(mask.ty.dtype) == dtype
         return ctx.emit(op.add(logits, mask if same else op.astype(mask, dtype)))
-    kept = known(mask)
+    kept = constant_indices(mask)
     if not empty and (kept is None or not kept.any(-1).all()):
         raise ValueError("a mask that may keep nothing of a row is not supported")
     least = relax.const(np.asarray(-math.inf, dtype), dtype)
@@ -91,7 +91,7 @@ def _zeros_in(ctx: Context, rows: Any, x: Any) -> Any:
 def _keeps_all(ctx: Context, mask: Any) -> bool:
     """Whether each row of a mask keeps something, by what is known of it: a constant's values; of
     floats that are computed, that no -inf and nothing of the batch goes into them."""
-    values = known(mask)
+    values = constant_indices(mask)
     if values is not None:
         return bool((values if values.dtype == bool else values > -math.inf).any(-1).all())
     if str(mask.ty.dtype) not in FLOATS:

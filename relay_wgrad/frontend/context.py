@@ -30,8 +30,8 @@ class Value:
     `param`: the parameter of which `expr` is a plain reshaping.
     `batched`: depends on the data, so its first axis is the batch.
     `measured`: computed from the shape of a tensor, so it already knows the new sizes.
-    `probes`: of what depends on an open batch, its numbers for two batches (`onnx.open`); `array`
-    then has expressions.
+    `probes`: of what depends on an open batch, its numbers for two batches (`onnx.open_batch`);
+    `array` then has expressions.
     """
 
     name: str

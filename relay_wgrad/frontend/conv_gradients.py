@@ -10,8 +10,8 @@ from tvm import relax
 
 from ..ops import conv_backward_data, conv_backward_weight
 from .context import Context, shape_of
+from .data_movement import cut
 from .layers import conv, flat, lifted
-from .moving import cut
 
 op = relax.op
 

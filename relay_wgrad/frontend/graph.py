@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
-from ..given import whole
+from ..argument_types import whole
 from ..transform.size_checks import without_check
 from .partial import Choice, Patterns
 from .sizes import Limits, Open, Size, at, is_open
@@ -61,7 +61,7 @@ class InputSpec:
         elif self.kind == "mask":
             value = (rng.random(shape) < self.keep) / self.keep
         elif self.kind == "random":
-            value = _drawn(rng, self.distribution, shape)
+            value = _sample(rng, self.distribution, shape)
         else:
             value = rng.standard_normal(shape, dtype=np.float32)
         return np.asarray(value, dtype=self.dtype)
@@ -71,7 +71,7 @@ class InputSpec:
         return replace(self, shape=at(self.shape, batch))
 
 
-def _drawn(rng: np.random.Generator, distribution: Distribution, shape: tuple[int, ...]) -> Array:
+def _sample(rng: np.random.Generator, distribution: Distribution, shape: tuple[int, ...]) -> Array:
     kind, *numbers = distribution
     if kind == "integers":
         return rng.integers(int(numbers[0]), int(numbers[1]), shape)

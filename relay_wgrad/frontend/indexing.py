@@ -12,14 +12,14 @@ from tvm import relax
 
 from ..ops.resample import resample
 from .context import FLOATS, Context, shape_of
-from .resampled import at_places
+from .resampling import at_places
 from .sizes import number
 from .weights import Array
 
 op = relax.op
 
 
-def known(index: Any) -> Array | None:
+def constant_indices(index: Any) -> Array | None:
     """The values of indices that are constants."""
     return np.asarray(index.value.numpy()) if isinstance(index, tvm.ir.Constant) else None
 
@@ -31,19 +31,19 @@ def wrapped(ctx: Context, index: Any, size: Any) -> Any:
     return ctx.emit(op.where(below, op.add(index, number([size], dtype, ctx.emit)), index))
 
 
-def taken(ctx: Context, x: Any, axis: int, index: Any) -> Any:
+def take_along(ctx: Context, x: Any, axis: int, index: Any) -> Any:
     """x's elements along an axis, by indices of any shape, which takes the axis' place; negative
     ones count from the end.
 
     Raises ValueError for a constant index that the axis does not have.
     """
-    return at(ctx, x, axis, index if known(index) is not None
+    return at(ctx, x, axis, index if constant_indices(index) is not None
               else wrapped(ctx, index, shape_of(x)[axis]))  # fmt: skip
 
 
 def at(ctx: Context, x: Any, axis: int, index: Any) -> Any:
-    """`taken`, but an index that is not constant must be from 0 on."""
-    shape, places = shape_of(x), known(index)
+    """`take_along`, but an index that is not constant must be from 0 on."""
+    shape, places = shape_of(x), constant_indices(index)
     if places is not None:
         out = at_places(ctx, x, axis, checked(places, shape[axis]).reshape(-1).tolist())
     else:
@@ -73,7 +73,7 @@ def gathered(ctx: Context, x: Any, axis: int, index: Any) -> Any:
     )  # fmt: skip
     base = np.broadcast_to(np.asarray(base, "int64"), some)
     flat = ctx.emit(op.reshape(x, (math.prod(shape),)))
-    places = known(index)
+    places = constant_indices(index)
     if places is not None:
         linear: Any = relax.const(base + checked(places, shape[axis]) * strides[axis], "int64")
     else:
@@ -85,7 +85,7 @@ def gathered(ctx: Context, x: Any, axis: int, index: Any) -> Any:
 
 def line(ctx: Context, indices: Sequence[Any], sizes: Sequence[int]) -> Any:
     """The places that several indices, one for each of the sizes, name among all elements."""
-    arrays = [known(index) for index in indices]
+    arrays = [constant_indices(index) for index in indices]
     if all(places is not None for places in arrays):
         table = np.stack(np.broadcast_arrays(*(np.asarray(places) for places in arrays)), -1)
         return relax.const(line_of(table, sizes), "int64")

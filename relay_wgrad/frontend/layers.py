@@ -19,8 +19,8 @@ from ..conventions.common import Axis, extent
 from ..ir import const_like
 from ..ops.algebra import FPROPS, TRANSPOSED
 from .context import Context, shape_of
-from .moving import broadcast, cut
-from .resampled import padded
+from .data_movement import broadcast, cut
+from .resampling import padded
 
 op = relax.op
 Ints = Sequence[int]

@@ -18,7 +18,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
-from ..named import record_of, text_of
+from ..named_options import record_of, text_of
 from . import loss_terms as terms
 from .context import Context, Options, shape_of
 from .graph import InputSpec

@@ -14,7 +14,7 @@ from typing import Any
 from tvm import relax
 
 from .context import Context, shape_of
-from .moving import cut, split
+from .data_movement import cut, split
 
 op = relax.op
 Cell = Callable[[Context, Any, list[Any], Any, Any], list[Any]]

@@ -82,7 +82,7 @@ def match(graph: Graph, pattern: Pattern, expr: Any) -> Match:
     for found in _matches(graph, pattern, expr, {}, failures):
         return Match(found)
     _, wanted, got = max(failures, key=lambda failure: failure[0])
-    return Match(reason=f"{_shown(graph, got)} is not {wanted}")
+    return Match(reason=f"{_described(graph, got)} is not {wanted}")
 
 
 def number_of(expr: Any) -> float | None:
@@ -109,7 +109,7 @@ def _matches(
         pattern = Constant("", pattern)
     name = pattern if isinstance(pattern, str) else pattern.name
     if name in found and not found[name].same_as(expr):
-        fail(f"{name}, which is {_shown(graph, found[name])}")
+        fail(f"{name}, which is {_described(graph, found[name])}")
         return
     known = {**found, name: expr} if name else found
     if isinstance(pattern, str):
@@ -141,7 +141,7 @@ def _all(
         yield from _all(graph, patterns[1:], exprs[1:], more, failures)
 
 
-def _shown(graph: Graph, expr: Any) -> str:
+def _described(graph: Graph, expr: Any) -> str:
     """A variable with what it is, or a number, for a reason."""
     if not isinstance(expr, relax.Var):
         number = number_of(expr)

@@ -108,7 +108,7 @@ def _spread(layout: Any, at: dict[Any, tuple[float, float, float, float]], start
     """Writes the places of one part into `at`, from x = `start` on; its right end.
 
     Brandes and Köpf's coordinates, as published and as in grandalf, may let two boxes of a layer
-    overlap: whoever is too near to its left neighbour moves to the right.
+    overlap: a box too near to its left neighbour moves to the right.
     """
     for layer in layout.layers:
         edge = -math.inf

@@ -10,10 +10,10 @@ import tvm
 from rich.table import Table
 from tvm import relax
 
+from ..argument_types import of_type
 from ..display import columns
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
-from ..given import of_type
 from ..graph.rebuild import without_unused
 from ..graph.view import Graph
 from ..graph.walk import bindings_of
@@ -82,7 +82,7 @@ def _part(graph: TrainingGraph) -> Part:
     sizes = [graph.params[name].size for name in graph.trainable]
     return Part(
         len(sizes), sum(sizes), wgrads, both.total() - forward.total() - wgrads,
-        _kept(func, graph.main),
+        _saved_bytes(func, graph.main),
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def _convolutions(func: relax.Function) -> Counter[str]:
     return Counter(op_name(value) for value in values if family_def(value) is not None)
 
 
-def _kept(func: relax.Function, main: relax.Function) -> int:
+def _saved_bytes(func: relax.Function, main: relax.Function) -> int:
     """The bytes of results of the forward part, `main`, that the backward part of `func` reads."""
     graph, names = Graph(func), [b.var.name for b in bindings_of(main)]
     known = set(names)

@@ -11,10 +11,10 @@ import numpy as np
 import tvm
 
 from .. import keys
+from ..argument_types import truth
 from ..dtypes import numpy_dtype
 from ..facts import Lowered
 from ..frontend import GradientGraph, from_stablehlo
-from ..given import truth
 from ..registry import is_registered, register
 
 

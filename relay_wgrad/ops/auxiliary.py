@@ -23,7 +23,7 @@ from ..dtypes import numpy_dtype
 from ..layout_rules import stock, table
 from ..problem import DTYPE_BYTES
 from ..relation import as_expr, as_size
-from . import curves, half, sampling, size_rules, ties
+from . import derivatives, half_reductions, sampling, size_rules, ties
 
 Partials = list[Any]
 no_grad = relax.op.grad.no_grad
@@ -296,13 +296,13 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     "relax.strided_slice": strided_slice,
     "relax.grad.avg_pool2d_backward": avg_pool2d_backward,
     "relax.grad.max_pool2d_backward": max_pool2d_backward,
-    **curves.GRADIENTS,
+    **derivatives.GRADIENTS,
     **ties.GRADIENTS,
 }
 
 _EXTREMA = tuple(f"relax.{name}" for name in ("max", "min", "argmax", "argmin"))
 _LEGALIZERS = {
-    **dict.fromkeys(half.REDUCTIONS, half.LEGALIZER),
+    **dict.fromkeys(half_reductions.REDUCTIONS, half_reductions.LEGALIZER),
     "relax.matmul": "legalize.products:matmul_rule",
     **dict.fromkeys(_EXTREMA, "legalize.extrema:rule"),
     "relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule",
@@ -318,9 +318,9 @@ def _define(name: str) -> opdef.OpDef:
         rules[opdef.GRADIENT] = lambda upstream: gradient
     if name in stock.ADDED:
         rules[opdef.INFER_LAYOUT] = lambda upstream: stock.follow_rule(name)
-    if name in half.GRADIENTS:
-        rules[opdef.GRADIENT] = lambda upstream: half.gradient_rule(name, upstream)
-    documented: Any = gradient or table.FOLLOW.get(name) or half
+    if name in half_reductions.GRADIENTS:
+        rules[opdef.GRADIENT] = lambda upstream: half_reductions.gradient_rule(name, upstream)
+    documented: Any = gradient or table.FOLLOW.get(name) or half_reductions
     return opdef.OpDef(
         name=name,
         summary=(documented.__doc__ or "").strip().partition("\n")[0],

@@ -80,8 +80,8 @@ def batch_norm_train(
     RuntimeError : before `relay_wgrad.register()`.
     """
     get_op(FORWARD)
-    named = zip(_OTHERS.get(3 + len(others), ()), others, strict=False)
-    operands(OP, x=x, gamma=gamma, beta=beta, **dict(named))
+    optional = zip(_OTHERS.get(3 + len(others), ()), others, strict=False)
+    operands(OP, x=x, gamma=gamma, beta=beta, **dict(optional))
     given = {"axis": axis, "epsilon": epsilon, "activation": activation, "momentum": momentum,
              "unbiased": unbiased}  # fmt: skip
     attrs = read_attrs(OP, given, FORWARD_KEYS)
@@ -92,7 +92,7 @@ def read(call: relax.Call) -> NormAttrs:
     return call_attrs(call, OP, FORWARD_KEYS)
 
 
-def named(call: relax.Call) -> dict[str, Any]:
+def operands_by_name(call: relax.Call) -> dict[str, Any]:
     """The operands by their names.  Raises ValueError for another number of them than there is."""
     others = _OTHERS.get(len(call.args))
     if others is None:
@@ -105,7 +105,7 @@ def named(call: relax.Call) -> dict[str, Any]:
 
 def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     """(x, gamma, beta, …) -> (y, mean, rstd, …)."""
-    attrs, given = read(call), named(call)
+    attrs, given = read(call), operands_by_name(call)
     checks = NormChecks(OP, attrs)
     x = checks.data("x", given["x"])
     for name, arg in given.items():
@@ -126,7 +126,7 @@ def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
 
 def composite(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """FLegalize: the operators that it is made of."""
-    attrs, given = read(call), named(call)
+    attrs, given = read(call), operands_by_name(call)
     t = Terms(bb, given["x"], attrs)
     mean = t.emit(R.mean(t.x, t.axes))
     centred = t.minus(t.x, t.lift(mean))
@@ -153,7 +153,7 @@ def _unbiased(t: Terms, share: Any) -> Any:
 
 def gradient(var: Any, call: relax.Call, ct: Any, ctx: Any) -> list[Any]:
     """One call of the backward operator, and what comes by the statistics if anything does."""
-    attrs, given = read(call), named(call)
+    attrs, given = read(call), operands_by_name(call)
     whole = ctx.lookup_binding(ct) if isinstance(ct, relax.Var) else ct
     count = len(call.ty.fields)
     cts = (

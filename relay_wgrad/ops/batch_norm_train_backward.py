@@ -77,7 +77,7 @@ def read(call: relax.Call) -> NormAttrs:
     return call_attrs(call, OP, BACKWARD_KEYS)
 
 
-def named(call: relax.Call) -> dict[str, Any]:
+def operands_by_name(call: relax.Call) -> dict[str, Any]:
     """The operands by their names.  Raises ValueError for another number of them than there is."""
     if len(call.args) not in (6, 7):
         raise ValueError(
@@ -88,7 +88,7 @@ def named(call: relax.Call) -> dict[str, Any]:
 
 def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     """(dy, x, …) -> (dx, dgamma, dbeta, …)."""
-    attrs, given = read(call), named(call)
+    attrs, given = read(call), operands_by_name(call)
     checks = NormChecks(OP, attrs)
     x = checks.data("x", given["x"])
     for name, arg in given.items():
@@ -107,7 +107,7 @@ class _Values:
     """What the operator and its gradient both need."""
 
     def __init__(self, bb: Any, call: relax.Call) -> None:
-        given = named(call)
+        given = operands_by_name(call)
         self.t = t = Terms(bb, given["x"], read(call))
         self.gamma, self.beta, self.rstd = given["gamma"], given["beta"], given["rstd"]
         self.centred, self.xhat = t.xhat(given["mean"], self.rstd)
@@ -158,7 +158,7 @@ def gradient(var: Any, call: relax.Call, ct: Any, ctx: Any) -> list[Any]:
     g depends on dy, and on z where the activation is curved; s and xhat on all else.
     """
     v = _Values(ctx, call)
-    t, names = v.t, list(named(call))
+    t, names = v.t, list(operands_by_name(call))
     whole = ctx.lookup_binding(ct) if isinstance(ct, relax.Var) else ct
     fields = whole.fields if isinstance(whole, relax.Tuple) else [
         ctx.emit(relax.TupleGetItem(ct, i)) for i in range(len(call.ty.fields))

@@ -26,7 +26,7 @@ from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import DTYPE_BYTES, ConvKind
 from ..ranks import OWN, RANKS, named
 from ..relation import Relation
-from . import half, size_rules
+from . import half_reductions, size_rules
 from .algebra import fprop_call, gradient_rule, operands
 
 Ints = int | Sequence[int]
@@ -170,7 +170,7 @@ def define(
     """The record of upstream's convolution, or transposed convolution, `op`."""
     name, gradient = f"relax.nn.{op}", gradient_rule(op, kind, read)
     rules: dict[str, Any] = {opdef.GRADIENT: lambda upstream: gradient}
-    legalizer, sizes = half.LEGALIZER, size_rules.rule(name)
+    legalizer, sizes = half_reductions.LEGALIZER, size_rules.rule(name)
     if rank_of(op) > 1:  # of lines type and kernels are upstream's
         rules[opdef.INFER_TYPE] = _before_upstreams(op, read, check)
         legalizer, sizes = opdef.FAMILY_LEGALIZER, _run_sizes(op, read, check)

@@ -3,8 +3,8 @@
 Every table of such operators is a view of these records: the importers of PyTorch, ONNX and
 StableHLO, ONNX's writer, Relay's operators, the layout rules of Relax and of Relay, and the cases
 of the tests.  An operator that has a record with its names is imported, printed, followed by
-layouts and tested; whether it has a gradient is asked of TVM's registry, where `ops/curves.py` and
-`ops/ties.py` put what upstream lacks.
+layouts and tested; whether it has a gradient is asked of TVM's registry, where `ops/derivatives.py`
+and `ops/ties.py` put what upstream lacks.
 
 Where an operator means more than its elements (a sum of any number of tensors, a rounding mode),
 the table that knows it has a row of its own in the record's place.

@@ -106,7 +106,7 @@ def _operands(a: Any, args: Sequence[relax.Expr]) -> list[tuple[relax.Expr, Any]
     return list(zip(args[:2], (a.data_layout, a.kernel_layout), strict=True))
 
 
-def chosen(checks: Checks, a: Any, args: Sequence[relax.Expr]) -> None:
+def check_chosen(checks: Checks, a: Any, args: Sequence[relax.Expr]) -> None:
     """One of some elements, of which there must be one."""
     _counted(checks, a.axis, args[0], "no element to choose")
 
@@ -135,7 +135,7 @@ def _counted(checks: Checks, given: Any, data: relax.Expr, words: str) -> None:
     )
 
 
-def taken(checks: Checks, a: Any, args: Sequence[relax.Expr]) -> None:
+def check_taken(checks: Checks, a: Any, args: Sequence[relax.Expr]) -> None:
     """Of an axis that has elements, where there are indices into it."""
     if not all(isinstance(getattr(arg.ty, "shape", None), relax.ShapeExpr) for arg in args):
         return
@@ -173,8 +173,8 @@ def padded(checks: Checks, a: Any, args: Sequence[relax.Expr]) -> None:
 # Of a result without elements they ask nothing.
 OF_SOME: dict[str, Rule] = {
     **dict.fromkeys((f"relax.{name}" for name in ("mean", "variance", "std")), averaged),
-    "relax.take": taken,
-    "relax.gather_elements": taken,
+    "relax.take": check_taken,
+    "relax.gather_elements": check_taken,
     "relax.nn.pad": padded,
 }
 # Of operators whose homes are the convolutions'.
@@ -186,7 +186,7 @@ RULES: dict[str, Rule] = {
     **{f"relax.image.resize{rank}d": adapted for rank in (2, 3)},
     **LINES,
     **dict.fromkeys(
-        (f"relax.{name}" for name in ("max", "min", "argmax", "argmin", "median")), chosen
+        (f"relax.{name}" for name in ("max", "min", "argmax", "argmin", "median")), check_chosen
     ),
     **OF_SOME,
 }

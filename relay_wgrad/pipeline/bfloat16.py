@@ -125,7 +125,7 @@ def _compared(node: Any) -> Any:
     return type(node)(_wide(node.a), _wide(node.b)) if _is_narrow(node.a) else node
 
 
-def _asked(node: Any) -> Any:
+def _condition(node: Any) -> Any:
     """Whether a number is NaN or infinite; and branches, of any type."""
     if _called(node) == _IF:
         return _guarded(node)
@@ -186,7 +186,7 @@ def _has_vectors(kernel: tirx.PrimFunc) -> bool:
 _RULES: list[tuple[Any, Callable[[Any], Any]]] = [
     (tirx.Cast, _converted),
     *((kind, _compared) for kind in _COMPARISONS),
-    (tvm.ir.Call, _asked),
+    (tvm.ir.Call, _condition),
 ]
 
 

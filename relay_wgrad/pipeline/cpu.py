@@ -25,12 +25,12 @@ from tvm_ffi.structural import structural_walk
 
 from ..keys import SCHEDULED
 from .arena import with_arena
-from .first_values import first_values
+from .empty_tensors import Nothing
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
 from .inlining import inlined
-from .nothing import Nothing
+from .reduction_init import first_values
 from .reshapes import with_reshapes
 
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.

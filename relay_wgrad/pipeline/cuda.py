@@ -24,11 +24,11 @@ from .cuda_joins import Joins
 from .cuda_packs import Packs
 from .cuda_reduction import ChannelSum, Registers, Windows
 from .cuda_rows import RowSum
-from .first_values import first_values
+from .empty_tensors import Nothing
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
-from .nothing import Nothing
+from .reduction_init import first_values
 from .reshapes import Reshapes, with_reshapes
 from .workspaces import Workspaces
 
@@ -57,7 +57,7 @@ class _CudaCores(dlight.base.ScheduleRule):
 
     From some sizes on TVM's `Tensorize` crashes the process then, which nothing here could catch,
     and the first time all of its instructions are parsed, which takes minutes.  Products that are
-    legalized by `legalize.half` read a widened copy, so the rule takes them.
+    legalized by `legalize.half_reductions` read a widened copy, so the rule takes them.
     """
 
     def __init__(self, rule: Any) -> None:

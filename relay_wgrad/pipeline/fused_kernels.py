@@ -21,7 +21,7 @@ from ..dtypes import HALVES
 from ..registry import legalizations
 from .fold_constant import fold_constants
 from .ieee import hidden
-from .order import Order
+from .kernel_order import Order
 from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes
@@ -239,7 +239,7 @@ def _floor_quotient(a: Any, b: Any) -> Any:
     return tirx.floor(tirx.Div(a, b))
 
 
-def _rest(a: Any, b: Any) -> Any:
+def _zero_remainder(a: Any, b: Any) -> Any:
     """Of 0 by a number, or of a number by 0, wherever it rounds to."""
     dtype = str(a.ty.dtype)
     if dtype not in HALVES:  # of which TVM has no remainder everywhere
@@ -251,7 +251,7 @@ _LEGAL: dict[str, Legalizer] = {
     "relax.multiply": _of_zero(tirx.Mul, "multiply"),
     "relax.divide": _of_zero(tirx.Div, "divide"),
     "relax.floor_divide": _of_zero(_floor_quotient, "floor_divide"),
-    "relax.floor_mod": _of_zero(_rest, "floor_mod"),
+    "relax.floor_mod": _of_zero(_zero_remainder, "floor_mod"),
     "relax.mean": mean,
     "relax.clip": clip,
     "relax.nn.nll_loss": nll_loss,

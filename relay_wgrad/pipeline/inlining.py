@@ -22,7 +22,7 @@ _COPIED = 64
 
 def inlined(sch: s_tir.Schedule, infos: list[SBlockInfo]) -> list[SBlockInfo]:
     """The blocks of a kernel, in order, that are left when the others are inlined."""
-    tensors, rest = _kept(sch, infos), list(infos)
+    tensors, rest = _large_and_shared(sch, infos), list(infos)
 
     def inline(how: Any, regions: str) -> bool:
         """Whether some block went: of those whose regions are of no tensor that stays."""
@@ -42,7 +42,7 @@ def inlined(sch: s_tir.Schedule, infos: list[SBlockInfo]) -> list[SBlockInfo]:
     return rest
 
 
-def _kept(sch: s_tir.Schedule, infos: list[SBlockInfo]) -> set[Any]:
+def _large_and_shared(sch: s_tir.Schedule, infos: list[SBlockInfo]) -> set[Any]:
     """Tensors that are read in several places, and whose expression is too large for copies."""
     blocks = [sch.get(info.block_rv) for info in infos]
     reads = [_reads(block) for block in blocks]

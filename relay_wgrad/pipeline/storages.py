@@ -33,7 +33,7 @@ class KeepStorages:
         """The module whose functions take their storages from a function that runs once."""
         out, number = mod.clone(), 0
         for var, func in functions_in(mod):
-            kept = _kept(bindings_of(func, branches=False))
+            kept = _static_bindings(bindings_of(func, branches=False))
             if not kept:
                 continue
             used = _used(func, kept)
@@ -45,7 +45,7 @@ class KeepStorages:
         return out
 
 
-def _kept(bindings: list[Any]) -> dict[Any, Any]:
+def _static_bindings(bindings: list[Any]) -> dict[Any, Any]:
     """The bindings of static storages and of their tensors of known shapes, by their variables."""
     kept: dict[Any, Any] = {}
     for binding in bindings:

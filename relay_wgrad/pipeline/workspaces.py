@@ -47,7 +47,7 @@ class Workspaces:
             return mod
         for var, func in functions.items():
             if isinstance(func, relax.Function):
-                functions[var] = rebuilt(func, lambda block: _given(block, wanted))
+                functions[var] = rebuilt(func, lambda block: _with_workspaces(block, wanted))
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
@@ -75,7 +75,7 @@ def _places(mod: tvm.IRModule) -> dict[Any, int]:
     }  # fmt: skip
 
 
-def _given(block: Any, wanted: Mapping[Any, tuple[Any, list[Any]]]) -> list[Any]:
+def _with_workspaces(block: Any, wanted: Mapping[Any, tuple[Any, list[Any]]]) -> list[Any]:
     """A block's bindings, in which those kernels' calls give what the kernels want."""
     rows = []
     for binding in block.bindings:

@@ -9,10 +9,10 @@ from .extraction import (
     list_op_freqs,
 )
 from .features import Feature, detect_feature
-from .kinds import check_kind
 from .layer_count import count_layers
 from .mac_count import get_total_mac_number
 from .scopes import check_basic_block_normal_form
+from .type_kinds import check_kind
 from .variables import (
     all_type_vars,
     all_vars,

@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from ..given import of_type
+from ..argument_types import of_type
 from .adt import Constructor, Match, TypeData, TypeTable, pattern_vars
 from .attributes import Attrs as Attrs
 from .attributes import MetaAttrs as MetaAttrs
 from .attributes import read_only
-from .boxes import without_nodes
+from .boxed_values import without_nodes
 from .expr_methods import ExprMethods, FunctionMethods, ModuleMethods, OpMethods
 from .immutable import Id, as_nodes, immutable
 from .immutable import as_node as as_node
+from .iterative_walks import order
 from .references import RefCreate as RefCreate
 from .references import RefRead as RefRead
 from .references import RefWrite as RefWrite
 from .spans import Span
-from .steps import order
 from .types import GlobalTypeVar, IncompleteType, Type, TypeVar
 
 _EMPTY = Attrs({})

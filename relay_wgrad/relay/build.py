@@ -13,17 +13,17 @@ from tvm import relax
 from tvm.target import Target
 
 from .. import registry
-from ..building.kept import Kept
+from ..building.disk_cache import DiskCache
 from ..building.program import build as build_cpu
 from ..keys import SYMBOL
 from ..pipeline.cpu import cpu_pipeline
 from ..pipeline.cuda import cuda_pipeline
-from .alone import blamed
 from .ast import Function, GlobalVar, IRModule, post_order
 from .backend import Executor, Runtime, check_backend
 from .executor_factory import MAIN, MAIN_LIBRARY, Compiled, ExecutorFactory, Input
 from .executor_factory import load_module as load_module
 from .external import Library, claimed
+from .isolated_calls import first_failing_call
 from .lower import lowered
 from .memory import Widest, is_out_of_memory
 from .surface import check_relay_module, reason
@@ -156,7 +156,7 @@ def _compiled(mod: tvm.IRModule, ir_mod: IRModule, target: Target, widest: Wides
     """TVM's library; what it cannot compile is told with operator and place."""
     try:
         if target.kind.name == "llvm":
-            executable, _, _ = build_cpu(mod, target, cpu_pipeline(), Kept())
+            executable, _, _ = build_cpu(mod, target, cpu_pipeline(), DiskCache())
         else:
             pipeline = cuda_pipeline() if target.kind.name == "cuda" else "default"
             executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
@@ -164,7 +164,7 @@ def _compiled(mod: tvm.IRModule, ir_mod: IRModule, target: Target, widest: Wides
     except (RuntimeError, MemoryError, ValueError, OverflowError) as error:
         if is_out_of_memory(error):
             raise MemoryError(f"build: not enough memory: {widest.words}") from error
-        blame = blamed(ir_mod, target)
+        blame = first_failing_call(ir_mod, target)
         if not blame and isinstance(error, ValueError):
             raise  # it has words of its own
         raise ValueError(f"build: TVM cannot compile {blame}{reason(error)}") from error

@@ -17,6 +17,7 @@ from .adt import (
     TypeData,
     subpatterns,
 )
+from .alpha_equivalence import Renamed
 from .ast import (
     Call,
     Constant,
@@ -32,9 +33,8 @@ from .ast import (
     bound_here,
     children,
 )
-from .boxes import plain
+from .boxed_values import plain
 from .ops import REGISTRY
-from .renamed import Renamed
 from .types import TYPES, Type, TypeRelation
 
 _LEAVES = (Constant, GlobalVar, Op, Constructor)

@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ..given import of_type
+from ..argument_types import of_type
 from .elf import check_elf
 from .external import Library
 from .memory import allocating

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..given import of_type
+from ..argument_types import of_type
 from .ast import Call as Call
 from .ast import Constant, Expr, Function, TupleGetItem, Var, as_node
 from .ast import GlobalVar as GlobalVar

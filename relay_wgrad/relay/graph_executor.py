@@ -12,7 +12,7 @@ import numpy as np
 import tvm
 
 from .. import threads
-from ..given import of_type, whole
+from ..argument_types import of_type, whole
 from .build import host_array
 from .executor_factory import MAIN, Executor, ExecutorFactory, Input
 from .memory import allocating

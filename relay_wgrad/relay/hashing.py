@@ -24,7 +24,7 @@ from .ast import (
     bound_here,
     children,
 )
-from .boxes import plain
+from .boxed_values import plain
 from .equal import written
 from .types import (
     TYPES,

@@ -37,10 +37,10 @@ from .ast import (
     TupleGetItem,
     Var,
 )
+from .iterative_walks import run
 from .ops import lookup, show
-from .ops.inputs import argument_types
+from .ops.input_types import argument_types
 from .rewrite import rewrite
-from .steps import run
 from .types import FuncType, IncompleteType, RelayRefType, TensorType, TupleType, Type, with_dims
 from .types import bound as bound_sizes
 from .unify import Unifier, is_complete
@@ -62,7 +62,7 @@ def infer_module(mod: IRModule) -> IRModule:
     TypeError, ValueError : for a violated type relation, an annotation that does not fit, a
         parameter without a type, an unknown name; with the place where it is known.
     """
-    if vars(mod).get(_INFERRED) == _held(mod):
+    if vars(mod).get(_INFERRED) == _type_environment(mod):
         return _marked(replace(mod))  # as it is: nodes can't be changed
     found = _Types(mod)
     for name in mod.functions:
@@ -79,13 +79,13 @@ def infer_module(mod: IRModule) -> IRModule:
 _INFERRED = "_inferred"  # of a module: what it held when its types were found
 
 
-def _held(mod: IRModule) -> tuple[Any, ...]:
+def _type_environment(mod: IRModule) -> tuple[Any, ...]:
     """What a module's types depend on.  Functions are equal only where they are one object."""
     return (*mod.functions.items(), *mod.type_definitions.items())
 
 
 def _marked(mod: IRModule) -> IRModule:
-    object.__setattr__(mod, _INFERRED, _held(mod))
+    object.__setattr__(mod, _INFERRED, _type_environment(mod))
     return mod
 
 

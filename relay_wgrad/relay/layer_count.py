@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .ast import Call, Expr, IRModule, Let, Op, Var, children, post_order
-from .steps import order
+from .iterative_walks import order
 
 
 def count_layers(expr: Expr | IRModule, valid_ops: Collection[str]) -> int:

@@ -34,14 +34,14 @@ from .ast import (
 from .branches import Branch, Captured, are_known, is_static, write_choice
 from .computable import refused
 from .infer import agree, fail, infer_module, place
+from .iterative_walks import run
 from .memory import LARGEST, Widest
 from .ops import lookup, show
+from .ops.constant_operands import check_values
 from .ops.empty import check_size, of_nothing
-from .ops.table import constant_value, named
-from .ops.values import check_values
+from .ops.table import constant_value, with_name
 from .sizes import Sizes, identifier, measured, settled
 from .sizes import relax_type as relax_type
-from .steps import run
 from .surface import reason
 from .types import FuncType, TensorType, TupleType, Type, has_variables
 
@@ -336,7 +336,7 @@ class _Lowering:
             bound = self.bb.emit(made, name_hint=identifier(hint))
         except (TypeError, ValueError) as error:
             # What TVM's own constructors say names no operator.
-            raise type(error)(f"{named(name, error)}{place(node)}") from error
+            raise type(error)(f"{with_name(name, error)}{place(node)}") from error
         except (tvm.error.InternalError, OverflowError, RuntimeError) as error:
             raise ValueError(f"{name}: TVM refuses it: {reason(error)}{place(node)}") from error
         return Value(*measured(self.bb, self._of_type(bound, out), out))

@@ -38,7 +38,7 @@ def _shape(node: Expr, of: Call) -> tuple[int, ...]:
     return ty.concrete_shape
 
 
-def _of(node: Call, index: int, layout: str, letters: str) -> int:
+def _axes_product(node: Call, index: int, layout: str, letters: str) -> int:
     """The product of an argument's sizes along these axes, blocks among them."""
     axes = Layout.of(layout).axes
     shape = _shape(node.args[index], node)
@@ -53,15 +53,15 @@ def _attributes(node: Call) -> Any:
 
 def _convolution(node: Call) -> int:
     a = _attributes(node)
-    window = _of(node, 1, a["kernel_layout"], "HW")
-    channels = _of(node, 0, a["data_layout"], "C") // a["groups"]
+    window = _axes_product(node, 1, a["kernel_layout"], "HW")
+    channels = _axes_product(node, 0, a["data_layout"], "C") // a["groups"]
     return prod(_shape(node, node)) * window * channels
 
 
 def _weight_gradient(node: Call) -> int:
     """Those of its convolution; the fields name the layouts of gradient and data."""
     a = _attributes(node)
-    channels = _of(node, 1, a["kernel_layout"], "C") // a["groups"]
+    channels = _axes_product(node, 1, a["kernel_layout"], "C") // a["groups"]
     return prod(_shape(node.args[0], node)) * prod(a["kernel_size"]) * channels
 
 

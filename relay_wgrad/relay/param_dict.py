@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 
-from ..given import of_type
+from ..argument_types import of_type
 
 
 def save_param_dict(params: Mapping[str, Any]) -> bytearray:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .ast import Expr, Function, GlobalVar, If, Let, Op, children
-from .steps import order
+from .iterative_walks import order
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from numbers import Integral
 from typing import Any as Any_
 from typing import TypeAlias
 
-from .boxes import Size
+from .boxed_values import Size
 from .dims import ANY as ANY
 from .dims import AnyDim as AnyDim
 from .dims import Dim as Dim

@@ -57,12 +57,14 @@ def set_backends(*names: str) -> tuple[str, ...]:
 def kernel(problem: ConvProblem, device: torch.device, asked: Asked) -> tuple[str, Kernel]:
     """(whose it is, the kernel)."""
     if asked.backends and problem.data_dtype != "float64":
-        from byoc_cudnn.tuning import alone
+        from byoc_cudnn.tuning import single_convolution
 
-        if alone.are_any(problem, backends := dict.fromkeys(asked.backends, asked.given)):
+        if single_convolution.are_any(
+            problem, backends := dict.fromkeys(asked.backends, asked.given)
+        ):
             name, options, call = _base(problem, device, asked)
-            base = alone.Base(name, options, _of_any_tensors(call))
-            chosen = alone.choose(problem, base, backends, device.index or 0)
+            base = single_convolution.Base(name, options, _of_any_tensors(call))
+            chosen = single_convolution.choose(problem, base, backends, device.index or 0)
             mine = chosen.call is base.call
             return chosen.backend, call if mine else chosen.call
     name, _, call = _base(problem, device, asked)
@@ -71,10 +73,10 @@ def kernel(problem: ConvProblem, device: torch.device, asked: Asked) -> tuple[st
 
 def prefetch(problems: Sequence[ConvProblem], device: torch.device, asked: Asked) -> int:
     """Builds what these problems will want, all at once; how many kernels."""
-    from byoc_cudnn.tuning import alone
+    from byoc_cudnn.tuning import single_convolution
 
     backends = dict.fromkeys(asked.backends, asked.given)
-    return alone.prefetch(problems, backends, device.index or 0)
+    return single_convolution.prefetch(problems, backends, device.index or 0)
 
 
 def _of_any_tensors(call: Kernel) -> Kernel:

@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
-from ..given import truth
+from ..argument_types import truth
 from ..problem import ConvKind
 from ..ranks import OWN
 from . import batching, kernels

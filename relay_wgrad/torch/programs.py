@@ -92,11 +92,11 @@ class Program:
     @outside()
     def __init__(self, module: torch.nn.Module, inputs: Sequence[Any], asked: Asked) -> None:
         from ..frontend import from_torch
-        from ..frontend.torch.alone import alone, at_end
         from ..frontend.torch.program import hooks_lost
+        from ..frontend.torch.trace_lock import at_end, tracing_alone
         from ..training.capture import refusal
+        from ..training.forward_backward import FORWARD, two_parts
         from ..training.step import ADJOINT
-        from ..training.two_parts import FORWARD, two_parts
 
         self.device = _device(module, inputs)
         _check_norms(module)
@@ -104,7 +104,7 @@ class Program:
         try:
             if self.lost:
                 raise LostError(self.lost)
-            with alone(), at_end(reads.put_back), _plain(module), reads.heard():
+            with tracing_alone(), at_end(reads.put_back), _plain(module), reads.heard():
                 graph = from_torch(
                     module, tuple(x.detach() for x in inputs), loss=asked.loss, dropout="mask"
                 )

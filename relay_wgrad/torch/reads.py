@@ -93,7 +93,7 @@ class Reads:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Within it this thread's reads and writes are heard of; one thread at a time (`alone`)."""
+        """Within it this thread's reads and writes are heard of; one at once (`tracing_alone`)."""
         base: Any = torch.nn.Module
         thread, write = get_ident(), base.__setattr__
 

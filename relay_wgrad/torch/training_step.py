@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
-from ..given import truth
+from ..argument_types import truth
 from .kernels import DTYPES
 from .programs import Asked, Program, choices
 

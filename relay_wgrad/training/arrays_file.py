@@ -85,8 +85,8 @@ class ArraysFile(Mapping[str, Array]):
             with self._zip.open(self._one(name)) as file:
                 _, shape, _, dtype = self._header(name, file)
         except (ValueError, *_DAMAGED):
-            return f"{shown(name)} (not readable)"
-        return f"{shown(name)} {dtype}{list(shape)}"
+            return f"{printable(name)} (not readable)"
+        return f"{printable(name)} {dtype}{list(shape)}"
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._members:
@@ -180,6 +180,6 @@ class _ArrayError(ValueError):
     """An error that is complete."""
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     """A name that a file has, for an error of one line."""
     return name if name.isprintable() and len(name) <= 80 else f"{name!r:.80}"

@@ -15,7 +15,7 @@ from tvm.target import Target
 from legalize.cpu.machine import machine
 
 from ..building import programs
-from ..building.kept import Kept
+from ..building.disk_cache import DiskCache
 from ..building.program import build
 from ..building.programs import key_of_program
 from ..facts import Lowered, lowered_convolutions
@@ -64,7 +64,7 @@ def compile_module(
 
     For a CPU what was compiled before, here or in another process, is taken as it was kept.
     """
-    start, is_cpu, kept, key = time.perf_counter(), target.kind.name == "llvm", Kept(), None
+    start, is_cpu, kept, key = time.perf_counter(), target.kind.name == "llvm", DiskCache(), None
     if is_cpu:
         facts = [function, str(is_registered()), repr(machine(target))]
         key = key_of_program(mod, target, facts)

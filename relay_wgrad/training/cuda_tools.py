@@ -7,7 +7,7 @@ import os
 from importlib.util import find_spec
 
 from byoc_cudnn.building import toolchain
-from byoc_cudnn.building.in_use import InUse
+from byoc_cudnn.building.shared_patch import InUse
 
 from . import cudart
 

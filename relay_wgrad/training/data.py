@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from ..argument_types import of_type, truth
 from ..frontend import InputSpec, TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH, check_labels
 from ..frontend.weights import Array, as_array
-from ..given import of_type, truth
 from .arrays_file import ArraysFile
 
 SAMPLED = ("data", "labels", "target")
@@ -67,7 +67,7 @@ class Data:
         if missing:
             raise ValueError(
                 f"{origin}: no samples for {', '.join(missing)}; wanted are"
-                f" {', '.join(map(_wanted, specs))}, got {_given(arrays)}"
+                f" {', '.join(map(_expected_text, specs))}, got {_arrays_text(arrays)}"
             )
         self.arrays = {
             spec.name: _samples(origin, spec, arrays[spec.name], graph.classes) for spec in specs
@@ -162,7 +162,7 @@ def size_of(graph: TrainingGraph, size: int | None, drop_last: bool) -> int:
 
 
 def batches_of(data: Any) -> int:
-    """Batches in an epoch, of whoever has `samples`, `size` and `drop_last`."""
+    """Batches in an epoch, of data with `samples`, `size` and `drop_last`."""
     return int(data.samples // data.size if data.drop_last else -(-data.samples // data.size))
 
 
@@ -173,7 +173,7 @@ def check_last(data: Any) -> None:
 
 
 def order_of(data: Any, step: int) -> Any:
-    """The samples of a step's batch, of whoever has also `seed` and `batches`."""
+    """The samples of a step's batch, of data that also has `seed` and `batches`."""
     epoch, at = divmod(step, data.batches)
     order = _order(data.seed, epoch, data.samples)
     return order[at * data.size : (at + 1) * data.size]
@@ -197,7 +197,7 @@ def _samples(origin: str, spec: InputSpec, given: Any, classes: int | None) -> A
         raise ValueError(f"{origin}: {spec.name} has masked values; fill them first")
     converts = array.dtype.kind in "biuf" and np.can_cast(array.dtype, spec.dtype, "same_kind")
     if array.ndim != len(spec.shape) or array.shape[1:] != spec.shape[1:] or not converts:
-        raise ValueError(f"{origin}: samples are {_wanted(spec)}, got {_text(array)}")
+        raise ValueError(f"{origin}: samples are {_expected_text(spec)}, got {_text(array)}")
     if spec.kind == "labels" and classes is not None:
         check_labels(f"{origin}: {spec.name}", array, classes, spec.ignored)
     if array.size:
@@ -226,11 +226,11 @@ def _representable(what: str, array: Array, dtype: np.dtype[Any]) -> None:
     raise ValueError(f"{what} is {array[index]} at index {list(index)}{held}")
 
 
-def _wanted(spec: InputSpec) -> str:
+def _expected_text(spec: InputSpec) -> str:
     return f"{spec.name} {spec.dtype}[{', '.join(['samples', *map(str, spec.shape[1:])])}]"
 
 
-def _given(arrays: Mapping[str, Any]) -> str:
+def _arrays_text(arrays: Mapping[str, Any]) -> str:
     names = list(arrays)
     if isinstance(arrays, ArraysFile):
         texts = [arrays.describe(name) for name in names[:_NAMED]]

@@ -13,10 +13,10 @@ from legalize.cpu import host_target
 
 from ..transform.depth_blocks import FORMS
 from .compiled import Compiled, Progress, compile_module
-from .lines import HostLine
 from .options import SELECT, Options
 from .places import Place
 from .schedules import is_count
+from .transfers import HostTransfers
 
 DEVICES = "cpu, cuda, cuda:N or auto"
 
@@ -68,4 +68,4 @@ def _cpu(target: Target | None = None, winograd: bool = True) -> Place:
         chosen = host_target(allow_winograd=winograd) if target is None else target
         return compile_module(mod, chosen, progress=progress)
 
-    return Place("cpu", tvm.cpu(), None, compile_for, HostLine)
+    return Place("cpu", tvm.cpu(), None, compile_for, HostTransfers)

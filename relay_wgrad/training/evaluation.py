@@ -15,15 +15,15 @@ import tvm
 from tvm.target import Target
 
 from .. import threads
+from ..argument_types import of_type
 from ..frontend import TrainingGraph
 from ..frontend.loss import loss_alone
-from ..given import of_type
-from .by_size import BySize
 from .compiled import Compiled, Progress, silent
 from .devices import compiled_here, place
+from .forward_backward import two_parts
 from .options import Options
+from .size_cache import BySize
 from .step import ADJOINT
-from .two_parts import two_parts
 
 
 class Evaluation(NamedTuple):

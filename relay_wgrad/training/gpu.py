@@ -30,10 +30,10 @@ from .capture import Lane
 from .compiled import Compiled, Progress, planned_memory
 from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc
 from .libraries import partitioned
-from .lines import CudaLine
 from .options import HOPPER, Options
 from .places import Place
 from .step import ADJOINT
+from .transfers import CudaTransfers
 
 
 def lacking(index: int = 0) -> list[str]:
@@ -98,8 +98,8 @@ def place_of(index: int, options: Options) -> Place:
     def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
         return _compiled(mod, device, chosen, options, notes, progress)
 
-    def line() -> CudaLine:
-        return CudaLine(runtime, device, index)
+    def transfers() -> CudaTransfers:
+        return CudaTransfers(runtime, device, index)
 
     def memory() -> tuple[int, int]:
         runtime.call("cudaSetDevice", index)
@@ -114,7 +114,7 @@ def place_of(index: int, options: Options) -> Place:
     work = partial(Lane, runtime, device) if options.graph else None
     blocks = _blocks(options, chosen, device) if chosen else False
     return Place(
-        f"cuda:{index}", device, "NHWC", compile_for, line, memory, norms, work, blocks,
+        f"cuda:{index}", device, "NHWC", compile_for, transfers, memory, norms, work, blocks,
         options.wide, options.sizes, wait, notes,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import byoc_cudnn
 from byoc_cudnn.backends.base import option_names
 from byoc_cudnn.report import PRODUCT
 from byoc_cudnn.table import BACKENDS
-from byoc_cudnn.tuning.measured import measured
+from byoc_cudnn.tuning.missing_measurements import measured
 from byoc_cudnn.tuning.versions import arch_of
 
 from .. import keys

@@ -68,7 +68,9 @@ def progress(trainer: Any, control: Any, dynamic: bool) -> dict[str, Any]:
     return {**given, **counts, **({"loss_scale": known["scale"]} if dynamic else {})}
 
 
-def moved(before: Any, loss: Any, infinite: Any | None = None, rates: Any | None = None) -> Any:
+def next_control(
+    before: Any, loss: Any, infinite: Any | None = None, rates: Any | None = None
+) -> Any:
     """A tensor expression of the control after a step.
 
     before : the control.

@@ -17,9 +17,9 @@ from tvm import relax
 from tvm.relax.training.optimizer import SGD, MomentumSGD
 from tvm.relax.training.optimizer import Adam as _Adam
 
+from ..argument_types import of_type
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
-from ..given import of_type
 from .options import OPTIMIZERS as NAMES
 from .update import Update
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..given import truth
+from ..argument_types import truth
 
 SELECT = ("first", "measured")  # `Options.select`
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")  # their rules are in `optim`

@@ -12,7 +12,7 @@ import tvm
 
 from ..transform.depth_forms import Wanted
 from .compiled import Compiled, Progress
-from .repeated import Work
+from .graph_replay import Work
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|MEMORY_ALLOCATION|ALLOC_FAILED", re.IGNORECASE)
 
@@ -29,10 +29,10 @@ class Place:
     device : TVM's.
     layout : of activations, if none is asked for.
     compile : a step's module to a program.
-    line : how batches get there.
+    transfers : how batches get there.
     memory : (free, all) bytes of the device, None where the process's own is what counts.
     norms : whether there are kernels for batch normalization as one operator.
-    work : makes where steps are captured (`relay_wgrad.training.repeated`); None: nowhere.
+    work : makes where steps are captured (`relay_wgrad.training.graph_replay`); None: nowhere.
     blocks : whether convolutions of few channels are wanted on blocks of pixels, or in which form,
         or what kernels need that may take them as they are.
     wide : whether sums of half operands that are float32 stay so (`Options`).
@@ -46,7 +46,7 @@ class Place:
     device: Any
     layout: str | None
     compile: Callable[[tvm.IRModule, Progress], Compiled]
-    line: Callable[[], Any]
+    transfers: Callable[[], Any]
     memory: Callable[[], tuple[int, int]] | None = None
     norms: bool = False
     work: Callable[[], Work] | None = None

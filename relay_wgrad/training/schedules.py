@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..named import record_of, text_of
+from ..named_options import record_of, text_of
 
 
 def refuse(name: str, option: str, rule: str, value: Any) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import output
-from .arrays_file import shown
+from .arrays_file import printable
 from .loss_scale import usable
 from .optim import counts_for_all, initial_state, owners, sums_in_state
 from .update import Update, update_of
@@ -73,7 +73,7 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     TypeError for what is no trainer.
     """
     _check_trainer("save", trainer)
-    tensors = {name: value.numpy() for name, value in _named(trainer.params).items()}
+    tensors = {name: value.numpy() for name, value in _by_name(trainer.params).items()}
     tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
     now = trainer.progress()
     numbers = (str(now["steps"]), repr(now["loss_scale"]), str(now["good_steps"]))
@@ -236,11 +236,11 @@ def _checked(
     before = replace(graph, trainable=trained_in(path, found) or graph.trainable)
     if unknown := [name for name in before.trainable if name not in params]:
         raise ValueError(
-            f"{os.fspath(path)!r} is of {found['model']!r:.60}: it trained {shown(unknown[0])},"
+            f"{os.fspath(path)!r} is of {found['model']!r:.60}: it trained {printable(unknown[0])},"
             f" which {graph.name!r} has not"
         )
     state = initial_state(before, optimizer, update)
-    wanted = _named(params) | {f"{_OPTIMIZER}{i}": v for i, v in enumerate(state)}
+    wanted = _by_name(params) | {f"{_OPTIMIZER}{i}": v for i, v in enumerate(state)}
     _same_tensors(path, found, tensors, wanted, graph.name)
     # What overflowed is not taken, and overwritten.
     sums = {f"{_OPTIMIZER}{i}" for i in sums_in_state(before, optimizer, update)}
@@ -281,15 +281,16 @@ def _may_go_on(
     """Raises ValueError where a training of other parameters, `new` among them, cannot."""
     if new and counts_for_all(optimizer) and progress.steps:
         raise ValueError(
-            f"{os.fspath(path)!r} did not train {shown(new[0])}{_more(new)}: {optimizer} counts"
+            f"{os.fspath(path)!r} did not train {printable(new[0])}{_more(new)}: {optimizer} counts"
             f" updates for all parameters together, and would take its first moments for those of"
             f" {progress.steps} steps; start a training from the saved parameters (--export)"
             " instead"
         )
     if new and (rest := progress.steps % update.accumulate):
         raise ValueError(
-            f"{os.fspath(path)!r} did not train {shown(new[0])}{_more(new)}, and has gradients of"
-            f" {rest} of accumulate={update.accumulate} batches without it; save after a multiple"
+            f"{os.fspath(path)!r} did not train {printable(new[0])}{_more(new)}, and has gradients"
+            f" of {rest} of accumulate={update.accumulate} batches without it; save after"
+            " a multiple"
         )
 
 
@@ -323,7 +324,7 @@ def _places(graph: TrainingGraph, optimizer: str, update: Update) -> list[tuple[
     return places
 
 
-def _named(params: Mapping[str, Any]) -> dict[str, Any]:
+def _by_name(params: Mapping[str, Any]) -> dict[str, Any]:
     return {_PARAM + name: value for name, value in params.items()}
 
 
@@ -360,7 +361,7 @@ def _same_tensors(
         here, there = _described(wanted.get(tensor)), _described(tensors.get(tensor))
         if here != there:
             raise ValueError(
-                f"{os.fspath(path)!r} is of {found['model']!r:.60}: its {shown(tensor)} is"
+                f"{os.fspath(path)!r} is of {found['model']!r:.60}: its {printable(tensor)} is"
                 f" {there}, but {name!r} has {here}"
             )
 
@@ -371,7 +372,7 @@ def _finite(path: Any, tensors: dict[str, Any]) -> None:
             index = tuple(np.argwhere(~good)[0].tolist())
             raise ValueError(
                 f"{os.fspath(path)!r}: {int((~good).sum())} of {value.size} values of its"
-                f" {shown(name)} are not finite: {value[index]} at index {list(index)}"
+                f" {printable(name)} are not finite: {value[index]} at index {list(index)}"
             )
 
 

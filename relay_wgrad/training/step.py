@@ -15,10 +15,10 @@ import tvm
 from tvm import relax
 
 from .. import keys
+from ..argument_types import of_type, truth
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
-from ..given import of_type, truth
 from ..graph.rebuild import Writer, substitute, with_bindings
 from ..graph.walk import bindings_of, dataflow_block, functions_in
 from ..pipeline.arena import NAME as ARENA
@@ -137,7 +137,7 @@ def converted(
     blocks : in NHWC, convolutions of few channels are such of blocks of pixels, which libraries of
         a GPU compute faster (`relay_wgrad.transform.space_to_depth`); a name is the form of all;
         where kernels are known that take them as they are, those stay that are faster so.
-    params : "convert": parameters and gradients get kernels' own (`kept.kept_in_layout`).
+    params : "convert": parameters and gradients get kernels' own (`stored_layout.kept_in_layout`).
     """
     if layout in (None, "NCHW"):
         return module

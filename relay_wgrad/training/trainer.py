@@ -17,16 +17,16 @@ from tvm.target import Target
 from .. import threads
 from ..frontend import TrainingGraph
 from . import loss_scale as scales
-from .by_size import BySize
 from .compiled import Compiled, Progress, silent
 from .devices import place
-from .kept import Kept, Tensors
-from .lines import Row
+from .kernel_profile import profiled
 from .optim import Rate, default_lr, optimizer_for, state_of
 from .options import Options
-from .profiled import profiled
-from .sized import Recipe, SizedStep
+from .size_cache import BySize
+from .sized_step import Recipe, SizedStep
 from .step import ADJOINT
+from .stored_layout import StoredLayout, Tensors
+from .transfers import Row
 from .update import Update, checked, rates
 from .whole_step import NOT_FINITE
 
@@ -108,11 +108,11 @@ class Trainer:
         self.place = place(device, on_gpu)
         own = len(rule.state)
         with self.place.memory_errors():
-            self._line = self.place.line()
+            self._transfers = self.place.transfers()
         self._recipe = Recipe(
             self.place, optimizer, self.lr, update, dtype, checkpoint,
             self.place.layout if layout is None else layout,
-            self._scale is not None, self._dynamic, own, self._line,
+            self._scale is not None, self._dynamic, own, self._transfers,
         )  # fmt: skip
         self._sized = BySize(graph, self.place, self._recipe.made, progress)
         if self._sized.is_one:
@@ -122,7 +122,7 @@ class Trainer:
             summed = graph.trainable if update.accumulate > 1 else ()
             averaged = graph.trainable if update.ema is not None else ()
             axes = self._recipe.axes or {}
-            self._kept = kept = Kept(axes, [*whose, *summed, *averaged], self.place.device)
+            self._kept = kept = StoredLayout(axes, [*whose, *summed, *averaged], self.place.device)
             values = [kept.put(name, value) for name, value in graph.params.items()]
             self._params = Tensors(graph.params, values, kept)
             self._state: Any = [kept.put(*pair) for pair in zip(whose, rule.state, strict=True)]
@@ -237,14 +237,14 @@ class Trainer:
         """
         if check_every < 1:
             raise ValueError(f"train: check_every must be at least 1, got {check_every}")
-        every = check_every if self._line.ahead else 1
+        every = check_every if self._transfers.ahead else 1
         waiting: deque[Any] = deque()
-        self._line.begin()
+        self._transfers.begin()
         try:
             for batch in batches:
                 with threads.calls.one():
                     waiting.append(self._send(batch))
-                if len(waiting) >= (2 * every if self._line.ahead else 1):
+                if len(waiting) >= (2 * every if self._transfers.ahead else 1):
                     for _ in range(every):
                         yield self._read(waiting)
             while waiting:
@@ -325,12 +325,12 @@ class Trainer:
             warnings.warn(over, UserWarning, stacklevel=4)
         with self.place.memory_errors():
             rate = rates(self.graph, self.update, self.lr, self.steps)
-            inputs = self._line.inputs(sized.places, [*values, rate])
+            inputs = self._transfers.inputs(sized.places, [*values, rate])
             made = threads.run(sized.step, inputs, self._params.all, self._state, self._control)
             wrong = None
             if self.place.is_gpu and (self.steps + 1) % CHECK_EVERY == 0:
                 wrong = sized.compiled.vm[NOT_FINITE](made[0])
-            report = self._line.done(made[2], wrong)
+            report = self._transfers.done(made[2], wrong)
         self._made(*made)
         return report
 

@@ -1,4 +1,4 @@
-"""What becomes of gradients and parameters besides the optimizer's rule: `Update`.
+"""`Update`: clipping, decay, averages and accumulation beside the optimizer's rule.
 
 Trainer(graph, optimizer="adamw", update=Update(weight_decay=0.05, clip_norm=1.0,
         schedule="cosine(steps=1000, warmup=50)", ema=0.999))
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ..argument_types import of_type
 from ..frontend import InputSpec, TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
-from ..given import of_type
 from .options import DECAYS
 from .schedules import Constant, Schedule, is_between, is_count, schedule_of
 

@@ -126,7 +126,7 @@ class Updating:
         if optimizer.weight_decay and any(self.decays):
             raise ValueError("update: weight_decay is given twice, to the optimizer too")
 
-    def told(self) -> dict[str, Any] | None:
+    def rule_attributes(self) -> dict[str, Any] | None:
         """What `update_attrs` says: the rule, its numbers, which parameters do not decay."""
         told = described(self.optimizer)
         if told is None or self.update.ema is not None or self.update.accumulate > 1:
@@ -158,7 +158,7 @@ class Updating:
         old, new = (relax.Var(name, statistics) for name in ("statistics", "new_statistics"))
         flags = [relax.Var(name, _FLAG) for name in ("updates", "runs")]
         rates = relax.Var("rates", rates_type(self.update, self.dtype))
-        told = self.told()
+        told = self.rule_attributes()
         attrs = {} if told is None else update_attrs(told)
         given = [params, gradients, whole, old, new, *flags, rates]
         with bb.function(UPDATE, given, attrs=attrs):

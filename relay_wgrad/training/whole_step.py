@@ -15,9 +15,9 @@ Some functions of Relax, which `WholeStep` calls one after another:
 
 They never ask the host: where a gradient overflowed, or the loss is not finite, the update is
 computed and not taken.  The control (`loss_scale`) says what happened.  None calls another function
-of Relax, and who calls them holds what they give: so all of it can be one CUDA graph (`repeated`),
-and `main_adjoint` is compiled once, for itself and for the step.  `optimizer` may write its results
-over what it takes: on a GPU it does, in a few kernels (`byoc_cudnn.updates`).
+of Relax, and who calls them holds what they give: so all of it can be one CUDA graph
+(`graph_replay`), and `main_adjoint` is compiled once, for itself and for the step.  `optimizer` may
+write its results over what it takes: on a GPU it does, in a few kernels (`byoc_cudnn.updates`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def with_update(
         found["rates"] = relax.Var("rates", rates_type(update, graph.dtype))
     with bb.function(CONTROL, [given, loss, *found.values()]):
         with bb.dataflow():
-            new = bb.emit_te(loss_scale.moved, given, loss, **found, primfunc_name_hint="control")
+            new = bb.emit_te(
+                loss_scale.next_control, given, loss, **found, primfunc_name_hint="control"
+            )
             flags = [
                 bb.emit_te(rule, new, primfunc_name_hint=rule.__name__.strip("_"))
                 for rule in (_updates, _runs)
@@ -157,24 +159,24 @@ class WholeStep:
         """(a call's results, all that its functions gave): a graph has the addresses of both."""
         held: list[Any] = []
 
-        def f(name: str) -> Callable[..., Any]:
+        def recorded(name: str) -> Callable[..., Any]:
             def called(*args: Any) -> Any:
                 held.append(self._function(name)(*args))
                 return held[-1]
 
             return called
 
-        scale = [f(SCALE_OF)(control)] if self._scaled else []
+        scale = [recorded(SCALE_OF)(control)] if self._scaled else []
         *values, rates = inputs
-        outputs, gradients = f(ADJOINT)(*values, *params, *scale)
+        outputs, gradients = recorded(ADJOINT)(*values, *params, *scale)
         if self._accumulates:
-            gradients = f(ACCUMULATE)(rates, state[self._sums], gradients)
-        found = [f(FOUND)(gradients)] if self._dynamic else []
+            gradients = recorded(ACCUMULATE)(rates, state[self._sums], gradients)
+        found = [recorded(FOUND)(gradients)] if self._dynamic else []
         found += [rates] if self._accumulates else []
-        control, updates, runs = f(CONTROL)(control, outputs[0], *found)
+        control, updates, runs = recorded(CONTROL)(control, outputs[0], *found)
         if self._clips:
-            rates = f(CLIP)(rates, gradients)
-        trained, state, statistics = f(UPDATE)(
+            rates = recorded(CLIP)(rates, gradients)
+        trained, state, statistics = recorded(UPDATE)(
             [params[i] for i in self._trained], gradients, state,
             [params[i] for i in self._kept], [outputs[i] for i in self._new], updates, runs, rates,
         )  # fmt: skip

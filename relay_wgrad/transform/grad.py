@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from .. import registry
-from ..given import truth
+from ..argument_types import truth
 from ..graph.rebuild import Writer, bound, rebuilt, with_bindings, with_params
 from ..graph.walk import Block, bindings_of, blocks_of, dataflow_block, functions_in
 from ..ir import expressions, op_name
@@ -84,7 +84,7 @@ def grad(
     func = _without_scalar_transposes(_check_calls(mod, fn, func, inline))
     _check_block(fn, func)
     _check_target(fn, func, target_index)
-    params = _wanted(fn, func, wrt)
+    params = _targets(fn, func, wrt)
     # The adjoint's parameters are new variables in the same places; names may repeat.
     places = {param: i for i, param in enumerate(func.params)}
     wanted = [places[param] for param in params]
@@ -214,7 +214,7 @@ def _is_float(ty: relax.Type) -> bool:
     return isinstance(ty, relax.TensorType) and str(ty.dtype).startswith(("float", "bfloat"))
 
 
-def _wanted(
+def _targets(
     fn: str, func: relax.Function, wrt: Sequence[relax.Var | str] | None
 ) -> list[relax.Var]:
     if wrt is None:

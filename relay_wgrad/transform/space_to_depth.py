@@ -28,8 +28,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..argument_types import truth
 from ..attrs import ConvAttrs
-from ..given import truth
 from ..graph.rebuild import Writer, rebuilt, with_span, without_unused
 from ..graph.walk import bindings_of
 from ..ir import is_taken, op_name
@@ -94,7 +94,7 @@ class _Settings:
             )
 
     def blocks(self, problem: ConvProblem) -> Blocks | None:
-        """What becomes of a convolution and of its weight gradient; None: they stay."""
+        """The blocks of a convolution and of its weight gradient; None: they stay."""
         unit = self.filled_to // DTYPE_BYTES[problem.data_dtype]
         form = form_of(problem, unit, MOST, self.known) if self.form == AUTO else self.form
         return None if form == AS_IT_IS else Blocks.of(problem, unit, form)
@@ -163,7 +163,7 @@ def _applied(
 
 
 class _Function:
-    """One function: what becomes of the convolutions in its blocks."""
+    """One function: the convolutions in its blocks, rewritten."""
 
     def __init__(
         self, name: str, func: relax.Function, builder: relax.BlockBuilder, settings: _Settings

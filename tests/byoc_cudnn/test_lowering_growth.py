@@ -10,10 +10,10 @@ import pytest
 import tvm
 from tvm import relax
 
-from byoc_cudnn.moves.lower import lower_moves
+from byoc_cudnn.cast_transpose.lower import lower_cast_transposes
 from byoc_cudnn.norm.lower import lower_norms
 from byoc_cudnn.pool.lower import lower_pools
-from tests.support.moves import step
+from tests.support.cast_transpose import step
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -52,10 +52,10 @@ def chain(norms: int) -> tvm.IRModule:
     return bb.get()
 
 
-@pytest.mark.parametrize("lower", [lower_norms, lower_pools, lower_moves])
+@pytest.mark.parametrize("lower", [lower_norms, lower_pools, lower_cast_transposes])
 def test_four_times_the_module_is_four_times_the_work(lower: Callable[..., Any]) -> None:
     def module_of(n: int) -> tvm.IRModule:
-        return step([(8, 3, 3, 2)] * n, False) if lower is lower_moves else chain(n)
+        return step([(8, 3, 3, 2)] * n, False) if lower is lower_cast_transposes else chain(n)
 
     few, many = module_of(12), module_of(48)
     lower(few, 90)  # what is computed once

@@ -45,7 +45,7 @@ from byoc_cudnn.pool import generate as generate_pools
 from byoc_cudnn.pool import inputs as pool_inputs
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support import element_cases, grouped_cases, moves
+from tests.support import cast_transpose, element_cases, grouped_cases
 from tests.support.depthwise_cases import SMALL
 from tests.support.gpu import cutlass_runner, direct_runner, norm_runner
 from tests.support.gpu.cudnn_runner import (
@@ -158,7 +158,7 @@ def casts(folder: Path) -> list[str]:
     shapes = [(64, 3, 7, 7), (5, 7, 3, 1), (31, 33, 1, 1), (8, 2048, 1, 1), (1, 1, 1, 1)] * 5
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape, "float32") for shape in shapes]
-    return _as_on_the_cpu(moves.step(shapes, True, "float16"), [*arrays, np.float32(7)])
+    return _as_on_the_cpu(cast_transpose.step(shapes, True, "float16"), [*arrays, np.float32(7)])
 
 
 def cudnn(folder: Path) -> list[str]:

@@ -14,10 +14,10 @@ from relay_wgrad.pipeline.arena import NAME
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.storages import static_bytes
 from relay_wgrad.training.cuda_tools import cuda_runtime
-from tests.support.gpu.alone import ALONE
+from tests.support.gpu.exclusive import EXCLUSIVE
 from tests.support.gpu.runner import choose_compiler
 
-pytestmark = [pytest.mark.gpu, ALONE]
+pytestmark = [pytest.mark.gpu, EXCLUSIVE]
 ROWS, COLUMNS = 256, 1 << 16
 ONE = 4 * ROWS * COLUMNS  # bytes: 64 MiB
 

@@ -20,9 +20,9 @@ from relay_wgrad.training import Trainer, state
 from relay_wgrad.training.cuda_tools import cuda_runtime
 from relay_wgrad.training.data import Data
 from relay_wgrad.training.evaluation import Evaluator
+from relay_wgrad.training.graph_replay import Repeated
 from relay_wgrad.training.options import Options
-from relay_wgrad.training.repeated import Repeated
-from tests.support.gpu.alone import ALONE
+from tests.support.gpu.exclusive import EXCLUSIVE
 from tests.support.trained import same, snapshot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
@@ -193,7 +193,7 @@ def test_the_least_recently_used_goes() -> None:
     assert one._sized.sizes == (8, 3)
 
 
-@ALONE
+@EXCLUSIVE
 def test_what_goes_gives_its_memory_back() -> None:
     options, sizes = Options(tf32=False, sizes=1), (8000, 8001)
     one = Trainer(graph_of(), "cuda", lr=0.001, on_gpu=options)

@@ -16,7 +16,7 @@ import torch
 
 import relay_wgrad.torch as rt
 from byoc_cudnn.backends.cudnn import loaded as cudnn_library
-from byoc_cudnn.building import standing, toolchain
+from byoc_cudnn.building import fixed_source, toolchain
 from relay_wgrad.torch import cache
 from tests.support.torch.cases import Config, error, gradients, random_config
 
@@ -184,7 +184,7 @@ def test_options_reach_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cache, "kept", cache.Cache())
         rt.convolution(x, w)
         rt.convolution(x, w, None, 1, 0, 1, 1, False, True, True)
-        monkeypatch.setattr(standing, "run_tool", None)  # nothing is compiled from here on
+        monkeypatch.setattr(fixed_source, "run_tool", None)  # nothing is compiled from here on
     found = [line for line in cudnn_library.plans() if "fprop n=1 c=8 h=8 w=19 " in line]
     # Bits: 1 for tf32, 2 for deterministic, 4 for benchmark.
     assert sorted(line.split(" options=")[1].split()[0] for line in found) == ["0", "3"]

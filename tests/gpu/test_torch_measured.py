@@ -14,9 +14,9 @@ import torch
 import relay_wgrad.torch as rt
 from byoc_cudnn.building.compilers import missing
 from byoc_cudnn.building.toolchain import find
-from byoc_cudnn.tuning import alone
+from byoc_cudnn.tuning import single_convolution
 from relay_wgrad.torch import cache, kernels
-from tests.support.gpu.alone import ALONE
+from tests.support.gpu.exclusive import EXCLUSIVE
 from tests.support.torch.cases import error
 
 pytestmark = pytest.mark.gpu
@@ -37,11 +37,13 @@ def own_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """Nothing is known, and what is measured stays here."""
     if text := missing(find()):
         pytest.skip(text)
-    monkeypatch.setattr(alone.Record, "default_path", staticmethod(lambda: tmp_path / "r.json"))
+    monkeypatch.setattr(
+        single_convolution.Record, "default_path", staticmethod(lambda: tmp_path / "r.json")
+    )
     monkeypatch.setattr(cache, "kept", cache.Cache())
-    alone.known.cache_clear()
+    single_convolution.known.cache_clear()
     yield
-    alone.known.cache_clear()
+    single_convolution.known.cache_clear()
 
 
 def operands(name: str, dtype: torch.dtype, batch: int = 8) -> tuple[Any, ...]:
@@ -88,7 +90,7 @@ def test_what_is_chosen_is_right(name: str, dtype: torch.dtype, capsys: Any) -> 
 
 
 def _record() -> Any:
-    return alone.known().record
+    return single_convolution.known().record
 
 
 def net() -> torch.nn.Sequential:
@@ -102,7 +104,7 @@ def net() -> torch.nn.Sequential:
     ).cuda().to(memory_format=torch.channels_last)  # fmt: skip
 
 
-@ALONE
+@EXCLUSIVE
 def test_a_model_that_is_optimized(capsys: Any) -> None:
     """Under autocast; then eager, compiled, captured, copied, saved, and of other sizes."""
     model, plain = net(), net()

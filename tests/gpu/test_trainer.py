@@ -18,9 +18,9 @@ from torch.nn import functional as fn
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.training import state
 from relay_wgrad.training.gpu import lacking
+from relay_wgrad.training.graph_replay import Repeated
 from relay_wgrad.training.optim import OPTIMIZERS
 from relay_wgrad.training.options import Options
-from relay_wgrad.training.repeated import Repeated
 from relay_wgrad.training.trainer import Trainer
 from relay_wgrad.training.update import Update
 from tests.support.trained import same

@@ -2,8 +2,8 @@
 
 Every result is compared with PyTorch's in float64.  Destinations start as NaN, so an element that
 is not written fails.  The CUDA kernels run here as serial loops over blocks and threads (see
-`legalize.cuda.words`): the indices, predicates and tiles are those of the device's form, only the
-order of execution and the barriers are not.  Their compiled form is tested in tests/gpu.
+`legalize.cuda.emitters`): the indices, predicates and tiles are those of the device's form, only
+the order of execution and the barriers are not.  Their compiled form is tested in tests/gpu.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import tvm
 from byoc_cudnn.building import toolchain
 from relay_wgrad.training import cudart
 from relay_wgrad.training.devices import place
-from relay_wgrad.training.lines import CudaLine
 from relay_wgrad.training.places import Place
+from relay_wgrad.training.transfers import CudaTransfers
 
 _SOURCE = r"""
 #include <stdlib.h>
@@ -116,7 +116,7 @@ def stand_in(
 ) -> Place:
     """A place that a trainer takes for a GPU, compiled for a CPU's target."""
     return Place(
-        "cuda:0", tvm.cpu(), None, place(target).compile, lambda: CudaLine(made, tvm.cpu(), 0),
+        "cuda:0", tvm.cpu(), None, place(target).compile, lambda: CudaTransfers(made, tvm.cpu(), 0),
         made.memory, work=None if work is None else lambda: work, sizes=sizes,
         wait=lambda: made.call("cudaDeviceSynchronize"),
     )  # fmt: skip

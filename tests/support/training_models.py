@@ -11,7 +11,7 @@ import torch.nn.functional as fn
 from onnx import TensorProto, helper, numpy_helper
 
 from relay_wgrad.frontend import TrainingGraph
-from relay_wgrad.frontend.onnx.bundled import load
+from relay_wgrad.frontend.onnx.model_source import load
 
 
 def residual_net(

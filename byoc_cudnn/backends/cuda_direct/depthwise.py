@@ -9,9 +9,9 @@ from functools import cached_property
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
+from .depthwise_variants import FACTORS, THREADS, Form
 from .family import Family, Numbers
 from .machine import BANDWIDTH, ITEM, MULTIPROCESSORS, REGISTERS, SHARED, STAGED, TAP, Work
-from .strips import FACTORS, THREADS, Form
 
 MOST_TAPS = 31  # along an axis
 MOST_UNROLLED = 7  # the same, of kernels that hold their filters in registers

@@ -1,17 +1,17 @@
 """The one table of kernel families; `family.py` says what a family is."""
 
-from . import bands, depthwise, few, first, grouped, shares
+from . import depthwise, depthwise_bands, depthwise_shares, few_filters, first_layer, grouped
 from .family import Family
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *depthwise.FAMILIES,
-        bands.FAMILY,
-        shares.FAMILY,
+        depthwise_bands.FAMILY,
+        depthwise_shares.FAMILY,
         grouped.FAMILY,
-        few.FAMILY,
-        first.FAMILY,
+        few_filters.FAMILY,
+        first_layer.FAMILY,
     )
 }
 """By name.  Of the kernels of all families that take a problem, the fastest expected is chosen."""

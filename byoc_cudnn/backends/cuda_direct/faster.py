@@ -17,7 +17,7 @@ from ...decision import YES, Decision, no
 from . import check
 from .check import Options
 from .family import sized
-from .first import MOST_CHANNELS
+from .first_layer import MOST_CHANNELS
 from .model import ranked
 
 _FPROP, _DGRAD, _WGRAD = ConvKind.FPROP, ConvKind.DGRAD, ConvKind.WGRAD

@@ -1,8 +1,8 @@
 """Our own kernels in this process without a compiled module: each built once, then loaded.
 
 A kernel's object is the one that modules are linked with; beside it lies a library of it alone.
-What calls it is a library of its own (`building.standing`), in `direct-library` of the cache: its
-function `CONVOLUTION` takes what a row of a module's source has and a kernel's address
+What calls it is a library of its own (`building.fixed_source`), in `direct-library` of the cache:
+its function `CONVOLUTION` takes what a row of a module's source has and a kernel's address
 (`arguments`), and returns a function of two operands and a result.
 """
 
@@ -17,7 +17,7 @@ from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
 from ...building.compilers import missing
-from ...building.standing import Standing
+from ...building.fixed_source import Standing
 from ...building.toolchain import Toolchain, find, run_tool
 from ...codegen.any_problem import attributes, tables
 from ...codegen.linked import DTYPES

@@ -1,8 +1,8 @@
 """Convolutions of cuDNN that are known only when a program runs, by one library.
 
-Its source is the same for all; it is in `cudnn-library` of the user's cache (`building.standing`).
-Its function `CONVOLUTION` takes what a row of a module's source has (`arguments`), and returns a
-function of two operands and a result, of any sizes.
+Its source is the same for all; it is in `cudnn-library` of the user's cache
+(`building.fixed_source`).  Its function `CONVOLUTION` takes what a row of a module's source has
+(`arguments`), and returns a function of two operands and a result, of any sizes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from relay_wgrad.problem import ConvProblem
 
-from ...building.standing import Standing
+from ...building.fixed_source import Standing
 from ...codegen.any_problem import attributes, tables
 from ...codegen.templates import shared, template
 from .check import CODEGEN, LAYOUTS, VOLUME_LAYOUTS, Options

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from relay_wgrad.given import of_type, truth, whole
+from relay_wgrad.argument_types import of_type, truth, whole
 from relay_wgrad.layouts import ACTIVATION, KERNEL, is_permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 

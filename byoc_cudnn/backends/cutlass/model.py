@@ -215,11 +215,11 @@ def _tiles(problem: ConvProblem, kernel: Kernel) -> int:
 
 def predict(problem: ConvProblem, kernel: Kernel, slices: int, machine: Machine) -> float:
     """Cycles that the model expects; the groups' kernels run one after another."""
-    floor = _moved(problem) / (MEMORY * machine.sms)
+    floor = _tensor_bytes(problem) / (MEMORY * machine.sms)
     return max(_busy(problem, kernel, slices, machine), floor)
 
 
-def _moved(problem: ConvProblem) -> float:
+def _tensor_bytes(problem: ConvProblem) -> float:
     """Bytes of the tensors, but for pixels that no tap meets: those are not read."""
     met = 1.0
     if problem.kind is not ConvKind.DGRAD:

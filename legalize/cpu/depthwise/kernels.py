@@ -13,9 +13,8 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
-from ..machine import Machine
-from ..words.axes import Axis
-from ..words.loops import (
+from ..emitters.axes import Axis
+from ..emitters.loops import (
     Expr,
     bind,
     both,
@@ -29,11 +28,12 @@ from ..words.loops import (
     when,
     zero,
 )
-from ..words.memory import Image, Memory, Panels
-from ..words.parts import parts_of
-from ..words.tiles import Tile, shapes
-from . import lines as depthwise_lines
-from .sums import Sums
+from ..emitters.memory import Image, Memory, Panels
+from ..emitters.partial_sums import parts_of
+from ..emitters.tiles import Tile, shapes
+from ..machine import Machine
+from . import cache_lines as depthwise_lines
+from .register_sums import Sums
 
 # How much more than the level-2 caches is what comes from memory: only that is worth asking for
 # where vectors share cache lines.  Measured.

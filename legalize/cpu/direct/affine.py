@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
+from ..emitters.axes import Axis
+from ..emitters.memory import NO_BORDER, Memory
+from ..emitters.tiles import Tile, channel_block, compete, pixel_tile, row_tile
 from ..machine import Machine
-from ..words.axes import Axis
-from ..words.memory import NO_BORDER, Memory
-from ..words.tiles import Tile, channel_block, compete, pixel_tile, row_tile
 from .blocked import Blocked
 from .core import Core
 

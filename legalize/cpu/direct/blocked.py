@@ -19,9 +19,8 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from ...quotient import share
-from ..machine import Machine
-from ..words.axes import Axis, Taps
-from ..words.loops import (  # fmt: skip
+from ..emitters.axes import Axis, Taps
+from ..emitters.loops import (  # fmt: skip
     Expr,
     bind,
     both,
@@ -38,8 +37,9 @@ from ..words.loops import (  # fmt: skip
     when,
     zero,
 )
-from ..words.memory import Image, Panels
-from ..words.tiles import Tile
+from ..emitters.memory import Image, Panels
+from ..emitters.tiles import Tile
+from ..machine import Machine
 
 _MOST_TILES = 16  # of a group
 _MANY_TASKS = 16  # of each core, from which on their number need not be a multiple of the cores'

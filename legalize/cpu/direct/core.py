@@ -6,9 +6,8 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
-from ..machine import Machine
-from ..words.axes import Axis
-from ..words.loops import (
+from ..emitters.axes import Axis
+from ..emitters.loops import (
     Expr,
     bind,
     both,
@@ -25,8 +24,9 @@ from ..words.loops import (
     when,
     zero,
 )
-from ..words.memory import Image, Panels
-from ..words.tiles import Tile, shapes
+from ..emitters.memory import Image, Panels
+from ..emitters.tiles import Tile, shapes
+from ..machine import Machine
 
 
 class Core:

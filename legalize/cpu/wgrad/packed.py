@@ -12,7 +12,7 @@ In a panel the pixels are ordered (row, image, column).  So the rows that a tap 
 whatever the number of images.  A tap that does not reach all columns takes its part of each line:
 what is off the image must not be multiplied, since zero times infinity is not zero.
 
-A task is a part of the pixels, a group, a chunk of k and a chunk of c (`shares`).  The parts'
+A task is a part of the pixels, a group, a chunk of k and a chunk of c (`work_split`).  The parts'
 sums are added in a fixed order.
 """
 
@@ -26,8 +26,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from ...quotient import share
-from ..machine import Machine
-from ..words.loops import (  # fmt: skip
+from ..emitters.loops import (  # fmt: skip
     Expr,
     Scratch,
     bind,
@@ -42,16 +41,17 @@ from ..words.loops import (  # fmt: skip
     when,
     zero,
 )
-from ..words.memory import Batch, Image, Memory
-from ..words.parts import parts_of
-from ..words.tiles import channel_block, heights, tile_rows
+from ..emitters.memory import Batch, Image, Memory
+from ..emitters.partial_sums import parts_of
+from ..emitters.tiles import channel_block, heights, tile_rows
+from ..machine import Machine
 from .pixels import at_least, cut, reach
-from .shares import Work, best_shares
+from .work_split import Work, best_split
 
 LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
 
 
-def worth(problem: ConvProblem, m: Machine) -> bool:
+def pays(problem: ConvProblem, m: Machine) -> bool:
     """Whether packing pays."""
     few = min(problem.c, problem.k) // problem.groups
     return m.has_few_registers and few >= LEAST_CHANNELS
@@ -165,10 +165,10 @@ class _Core:
             size=sums.size,
             element_bytes=bytes_,
         )
-        self.shares = best_shares(self.work, m)
+        self.split = best_split(self.work, m)
 
     def write(self, batch: Batch, memory: Memory) -> None:
-        result, splits = self.sums, self.shares.splits
+        result, splits = self.sums, self.split.splits
         with (
             parts_of(result.buffer, memory, result.size, splits, self.lanes) as parts,
             batch.each() as (number, images, tensors),
@@ -179,21 +179,21 @@ class _Core:
 
     def _tasks(self, x: Image, y: Image, is_first: Expr) -> None:
         """Adds the sums over some images, the first of which find no sums yet."""
-        shares, work, problem = self.shares, self.work, self.problem
+        split, work, problem = self.split, self.work, self.problem
         units_n, units_p = self.pixels.units
         units = units_n * units_p
-        grid = shares.splits, problem.groups, *shares.chunks(work)
+        grid = split.splits, problem.groups, *split.chunks(work)
         with parallel(*grid) as (i, g, k_chunk, c_chunk):
             scratch = Scratch()
-            grad = scratch.new("grad_panels", shares.k_blocks * self.y_step, self.accum)
-            data = scratch.new("data_panels", shares.c_tiles * self.x_step, self.accum)
+            grad = scratch.new("grad_panels", split.k_blocks * self.y_step, self.accum)
+            data = scratch.new("data_panels", split.c_tiles * self.x_step, self.accum)
             part = bind(i * self.sums.size)
-            blocks = _chunk(k_chunk, shares.k_blocks, work.blocks)
-            tiles = _chunk(c_chunk, shares.c_tiles, work.tiles)
+            blocks = _chunk(k_chunk, split.k_blocks, work.blocks)
+            tiles = _chunk(c_chunk, split.c_tiles, work.tiles)
             if not problem.is_static:  # there may be no unit to begin with
                 with when(is_first):
                     self._clear(part, g, blocks, tiles)
-            begin, end = map(bind, share(i, units, shares.splits))
+            begin, end = map(bind, share(i, units, split.splits))
             with serial(end - begin) as number:
                 unit = self._unit(bind(begin + number), g)
                 self._pack_grad(y, grad, unit, blocks)

@@ -9,8 +9,8 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import ConvProblem
 
 from ...quotient import quotient
-from ..words.loops import Expr, bind, ceildiv
-from ..words.memory import Batch, Image
+from ..emitters.loops import Expr, bind, ceildiv
+from ..emitters.memory import Batch, Image
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from ...quotient import share
-from ..machine import Machine
-from ..words.loops import (  # fmt: skip
+from ..emitters.loops import (  # fmt: skip
     Expr,
     bind,
     both,
@@ -38,9 +37,10 @@ from ..words.loops import (  # fmt: skip
     when,
     zero,
 )
-from ..words.memory import Batch, Image, Memory, Panels
-from ..words.parts import is_even, parts_of
-from ..words.tiles import channel_block, heights, tile_rows
+from ..emitters.memory import Batch, Image, Memory, Panels
+from ..emitters.partial_sums import is_even, parts_of
+from ..emitters.tiles import channel_block, heights, tile_rows
+from ..machine import Machine
 from .pixels import Pixels, at_least, cut, reach
 
 # Bytes of gradient in a block of pixels: about a level-1 cache.

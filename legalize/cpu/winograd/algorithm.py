@@ -25,9 +25,9 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+from ..emitters.loops import Expr, bind, both, splat, vector, when, zero
+from ..emitters.memory import Image, Panels
 from ..machine import Machine
-from ..words.loops import Expr, bind, both, splat, vector, when, zero
-from ..words.memory import Image, Panels
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -89,7 +89,7 @@ def applies(problem: ConvProblem) -> bool:
     )
 
 
-def worth(problem: ConvProblem, m: Machine) -> bool:
+def pays(problem: ConvProblem, m: Machine) -> bool:
     """Whether the algorithm applies, and should be clearly faster than the direct one."""
     lanes = m.lanes("float32")
     if not applies(problem) or min(problem.c, problem.k) < lanes:

@@ -14,8 +14,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from ..machine import Machine
-from ..words.loops import (
+from ..emitters.loops import (
     Expr,
     Scratch,
     bind,
@@ -31,8 +30,9 @@ from ..words.loops import (
     when,
     zero,
 )
-from ..words.memory import Image, Memory
-from ..words.tiles import channel_block, tile_rows
+from ..emitters.memory import Image, Memory
+from ..emitters.tiles import channel_block, tile_rows
+from ..machine import Machine
 from .algorithm import (
     APART,
     POINTS,

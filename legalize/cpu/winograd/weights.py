@@ -12,8 +12,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from ..machine import Machine
-from ..words.loops import (
+from ..emitters.loops import (
     Expr,
     Scratch,
     bind,
@@ -27,8 +26,9 @@ from ..words.loops import (
     vector,
     zero,
 )
-from ..words.memory import Image, Memory
-from ..words.tiles import channel_block, tile_rows
+from ..emitters.memory import Image, Memory
+from ..emitters.tiles import channel_block, tile_rows
+from ..machine import Machine
 from .algorithm import (
     APART,
     POINTS,
@@ -51,7 +51,7 @@ _PART = 64
 _TASKS = 4
 
 
-def worth(problem: ConvProblem, m: Machine) -> bool:
+def pays(problem: ConvProblem, m: Machine) -> bool:
     """Whether a task's sums stay in a level-2 cache, but all weights would not."""
     operand, _, result = problem.roles
     reduced, channels = (problem.canonical_shape(role)[1] for role in (operand, result))

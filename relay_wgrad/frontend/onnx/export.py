@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ...given import of_type
+from ...argument_types import of_type
 from ..graph import TRAINING_GRAPH, TrainingGraph
 from ..weights import as_array
-from .bundled import load
 from .file import size_of
 from .inference import predicting
+from .model_source import load
 
 INPUT_TOO = 4  # before this IR version an initializer had to be an input of the graph as well
 MODES = ("inference", "training")

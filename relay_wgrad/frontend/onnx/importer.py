@@ -20,8 +20,8 @@ from ..loss import CrossEntropy, Loss, add_loss, loss_of
 from ..partial import Choice, Patterns
 from ..sizes import NAME, Open, at, is_open, limited, variable
 from ..weights import STATES, Array, Role, default_role, seeded
-from .bundled import load
 from .file import NUMBERS
+from .model_source import load
 from .node import initializer
 from .nodes import MOST_ELEMENTS, build, is_weight
 from .walk import before_softmax, joined, needed, output_name

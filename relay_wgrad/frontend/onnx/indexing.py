@@ -10,16 +10,26 @@ import numpy as np
 from tvm import relax
 
 from ...ir import const_like
+from ..arithmetic import running_sum
 from ..context import FLOATS, Context, Value, shape_of
-from ..curves import running_sum
+from ..data_movement import split
 from ..grids import affine_grid, grid_sample
-from ..indexing import at, gathered, known, line, line_along, line_of, placed, taken, wrapped
-from ..moving import split
-from ..ordered import ordered
+from ..indexing import (
+    at,
+    constant_indices,
+    gathered,
+    line,
+    line_along,
+    line_of,
+    placed,
+    take_along,
+    wrapped,
+)
 from ..sizes import completed, parts, same
+from ..sorting import ordered
 from ..weights import Array
 from .node import Node
-from .open import PROBES
+from .open_batch import PROBES
 from .shapes import axis_of
 
 op = relax.op
@@ -28,7 +38,7 @@ op = relax.op
 def _int64(ctx: Context, index: Any) -> Any:
     if str(index.ty.dtype) in FLOATS or str(index.ty.dtype) == "bool":
         raise ValueError(f"indices are {index.ty.dtype}: expected integers")
-    if known(index) is not None or str(index.ty.dtype) == "int64":
+    if constant_indices(index) is not None or str(index.ty.dtype) == "int64":
         return index
     return ctx.emit(op.astype(index, "int64"))
 
@@ -41,7 +51,7 @@ def gather(ctx: Context, node: Node) -> Any:
         return ctx.emit(op.reshape(data, shape))
     index = ctx.tensor(node.operand(1))
     axis = axis_of(node.attr("axis", 0), len(shape_of(data)))
-    return taken(ctx, data, axis, _int64(ctx, index))
+    return take_along(ctx, data, axis, _int64(ctx, index))
 
 
 def _all_in_order(ctx: Context, x: Value, shape: Any, index: Value) -> list[Any] | None:
@@ -95,7 +105,7 @@ def gather_nd(ctx: Context, node: Node) -> Any:
     flat = ctx.emit(op.reshape(x, (math.prod(shape[:lead]) * math.prod(sizes), *rest)))
     base = np.arange(math.prod(shape[:lead])) * math.prod(sizes)
     base = base.reshape(*shape[:lead], *[1] * (len(some) - 1 - lead))
-    places = known(index)
+    places = constant_indices(index)
     if places is not None:
         return at(ctx, flat, 0, relax.const(line_of(places, sizes) + base, "int64"))
     columns = [ctx.emit(op.reshape(c, some[:-1])) for c in split(ctx, index, -1, [1] * depth)]

@@ -16,7 +16,7 @@ from ..weights import Array
 from . import schema as onnx_schema
 from .names import op_of
 from .node import Node, array_of
-from .open import FIXED, evaluated, shape_value
+from .open_batch import FIXED, evaluated, shape_value
 from .ops import OPS
 from .random import NEVER_FOLDED
 from .shapes import RESHAPING
@@ -52,7 +52,7 @@ def build(
         for attribute in node.attribute:
             value = helper.get_attribute_value(attribute)
             view.attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
-        made = _known(ctx, proto, view)
+        made = _folded_results(ctx, proto, view)
         values.update(_computed(ctx, proto, view) if made is None else made)
     except _UnsupportedError as error:
         raise ValueError(str(error)) from None
@@ -144,7 +144,7 @@ def _dense_after(proto: onnx.ModelProto, node: onnx.NodeProto) -> str:
 # ---- what is known on import -----------------------------------------------------------------
 
 
-def _known(ctx: Context, proto: onnx.ModelProto, node: Node) -> dict[str, Value] | None:
+def _folded_results(ctx: Context, proto: onnx.ModelProto, node: Node) -> dict[str, Value] | None:
     """The node's results where they are known on import; None where the function computes them."""
     op, out = op_of(node.proto), node.proto.output[0]
     present = [o for o in node.operands if o is not None]

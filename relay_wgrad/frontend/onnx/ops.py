@@ -19,8 +19,8 @@ from ...ops.elementwise import Elementwise, by
 from ...ops.ties import SELU_ALPHA, SELU_SCALE
 from ...problem import DTYPE_BYTES
 from .. import activations as act
+from ..arithmetic import remainder
 from ..context import FLOATS, Context, shape_of
-from ..curves import remainder
 from .dtypes import FLOAT_TYPES, OTHER_TYPES, as_float
 from .indexing import INDEXING
 from .nn import LAYERS

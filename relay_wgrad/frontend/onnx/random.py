@@ -24,7 +24,7 @@ def _sizes(ctx: Context, node: Node, like: bool) -> tuple[int, ...]:
     return tuple(int(s) for s in node.attr("shape"))
 
 
-def _drawn(
+def _distribution(
     kind: str, first: tuple[str, float], second: tuple[str, float], like: bool
 ) -> Callable[[Context, Node], Any]:
     """A distribution with two numbers: (their attributes, what they are by default)."""
@@ -38,11 +38,11 @@ def _drawn(
 
 
 def _normal(like: bool) -> Callable[[Context, Node], Any]:
-    return _drawn("normal", ("mean", 0.0), ("scale", 1.0), like)
+    return _distribution("normal", ("mean", 0.0), ("scale", 1.0), like)
 
 
 def _uniform(like: bool) -> Callable[[Context, Node], Any]:
-    return _drawn("uniform", ("low", 0.0), ("high", 1.0), like)
+    return _distribution("uniform", ("low", 0.0), ("high", 1.0), like)
 
 
 def _bernoulli(ctx: Context, node: Node) -> Any:

@@ -9,7 +9,7 @@ from tvm import relax
 
 from .. import recurrent
 from ..context import Context, shape_of
-from ..moving import split
+from ..data_movement import split
 from .node import Node
 
 op = relax.op

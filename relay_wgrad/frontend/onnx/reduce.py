@@ -10,8 +10,8 @@ from tvm import relax
 from ...ops.moments import moments, standardized
 from .. import activations as act
 from .. import norms
+from ..arithmetic import product
 from ..context import Context, shape_of
-from ..curves import product
 from .node import Node
 from .shapes import axis_of
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..context import Context, shape_of
 from ..interpolation import MODES, PLACES, ROUNDED, Interpolation
-from ..resampled import by_matrix, folded
+from ..resampling import by_matrix, folded
 from .node import Node
 from .windows import each
 
@@ -39,7 +39,7 @@ def _interpolation(node: Node, old: bool) -> Interpolation:
     )
 
 
-def _given(ctx: Context, node: Node) -> tuple[list[int], list[int], list[float]]:
+def _sizes_and_scales(ctx: Context, node: Node) -> tuple[list[int], list[int], list[float]]:
     """(axes, their new sizes, their scales)."""
     shape = shape_of(ctx.tensor(node.operand(0)))
     named = node.proto.op_type == "Upsample" or ctx.options.opset < 11
@@ -84,7 +84,7 @@ def resize(ctx: Context, node: Node) -> Any:
     """Resize and Upsample by constant scales or sizes; baked sizes follow a new image size."""
     x = ctx.tensor(node.operand(0))
     old = node.proto.op_type == "Upsample" or ctx.options.opset < 11
-    for axis, count, scale in zip(*_given(ctx, node), strict=True):
+    for axis, count, scale in zip(*_sizes_and_scales(ctx, node), strict=True):
         size = shape_of(x)[axis]
         if count < 1:
             raise ValueError(f"axis {axis} of {size} elements would be empty, scale {scale}")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from .. import moving
+from .. import data_movement
 from ..context import Context, shape_of
+from ..data_movement import broadcast, cut, place, repeated
 from ..layers import bordered
-from ..moving import broadcast, cut, place, repeated
-from ..resampled import at_places
+from ..resampling import at_places
 from ..sizes import (
     broadcast_shape,
     completed,
@@ -134,7 +134,7 @@ def split(ctx: Context, node: Node) -> list[Any]:
         sizes = _equal_parts(total, count)
     if not same(sum(sizes), total) or any(isinstance(n, int) and n < 1 for n in sizes):
         raise ValueError(f"sizes {sizes} do not split an axis of {spec_of([total])[0]}")
-    return moving.split(ctx, x, axis, sizes)
+    return data_movement.split(ctx, x, axis, sizes)
 
 
 def _equal_parts(total: Any, count: int) -> list[Any]:
@@ -275,7 +275,7 @@ def depth_to_space(ctx: Context, node: Node) -> Any:
     if channels % (block * block):
         raise ValueError(f"{channels} channels are no multiple of {block * block}")
     first = node.attr("mode", "DCR") == "CRD"
-    return moving.depth_to_space(ctx, x, block, channels_first=first)
+    return data_movement.depth_to_space(ctx, x, block, channels_first=first)
 
 
 def space_to_depth(ctx: Context, node: Node) -> Any:
@@ -284,7 +284,7 @@ def space_to_depth(ctx: Context, node: Node) -> Any:
     block, (h, w) = _blocks(node, shape_of(x)), shape_of(x)[2:]
     if h % block or w % block:
         raise ValueError(f"{h}x{w} pixels are no multiple of {block}")
-    return moving.space_to_depth(ctx, x, block, channels_first=False)
+    return data_movement.space_to_depth(ctx, x, block, channels_first=False)
 
 
 SHAPES: dict[str, Callable[[Context, Node], Any]] = {

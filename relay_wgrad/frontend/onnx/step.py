@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from tvm.ir import IRModule
 
-from ...given import of_type
+from ...argument_types import of_type
 from ..graph import TRAINING_GRAPH, TrainingGraph
 from ..weights import as_array
 from .export import LARGEST

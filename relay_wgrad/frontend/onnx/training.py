@@ -17,9 +17,9 @@ from ...ops.algebra import WGRAD_NAME, get_op
 from ..context import FLOATS, Context, Options, Value
 from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
-from .bundled import load
 from .file import NUMBERS
 from .importer import opset_of
+from .model_source import load
 from .names import op_of
 from .node import initializer
 from .nodes import build, is_weight

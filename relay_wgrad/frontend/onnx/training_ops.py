@@ -34,7 +34,7 @@ def _operands(ctx: Context, node: Node, count: int) -> list[Any]:
     return [ctx.tensor(node.operand(i)) for i in range(count)]
 
 
-def _wanted(node: Node, index: int) -> bool:
+def _has_result(node: Node, index: int) -> bool:
     """Whether a result has a name."""
     return index < len(node.proto.output) and bool(node.proto.output[index])
 
@@ -55,9 +55,9 @@ def conv_grad(ctx: Context, node: Node) -> list[Any]:
     strides, dilation = each(node, "strides", rank), each(node, "dilations", rank)
     pads = padding_of(node, size, taps, strides, dilation)
     made = ConvGradients(ctx, strides, pads, dilation, int(node.attr("group", 1)))
-    of_x, of_weight = made.of(dy, x, weight, [_wanted(node, 0), _wanted(node, 1)])
+    of_x, of_weight = made.of(dy, x, weight, [_has_result(node, 0), _has_result(node, 1)])
     bias = None
-    if _wanted(node, 2):
+    if _has_result(node, 2):
         bias = ctx.emit(op.sum(dy, [a for a in range(rank + 2) if a != 1]))
     return [of_x, of_weight, bias]
 

@@ -18,9 +18,9 @@ from ...problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ...transform.raising.index import Barrier
 from ...transform.raising.report import RaiseEntry
 from ..context import Context
-from .moving import pad, part
+from .data_movement import pad, part
+from .operation import Step
 from .roles import Convolution, Reading, readings
-from .steps import Step
 from .tensors import Tensor, View, of_expr, reshape, view_of
 
 op = relax.op
@@ -41,7 +41,7 @@ class Convolutions:
     def build(self, ctx: Context, step: Step) -> Tensor:
         """Raises ValueError for other dtypes than floating-point ones, and more than three axes of
         pixels."""
-        conv = said(step)
+        conv = read_convolution(step)
         wrong = [d for d in conv.dtypes if d not in DTYPE_BYTES]
         if wrong:
             raise ValueError(f"of {wrong[0]} is not supported")
@@ -228,7 +228,7 @@ def _call(p: ConvProblem, x: dict[str, Any], dtypes: Sequence[str]) -> Any:
     return wgrad_call(x["grad"], x["data"], replace(a, kernel_size=taps))
 
 
-def said(step: Step) -> Convolution:
+def read_convolution(step: Step) -> Convolution:
     """What an operation says, in the letters of `roles`."""
     stablehlo = import_module("jaxlib.mlir.dialects.stablehlo")
     d = stablehlo.ConvDimensionNumbers(step.attribute("dimension_numbers"))

@@ -12,8 +12,8 @@ from ...dtypes import numpy_dtype
 from ...ir import const_like, constant
 from ...ops.elementwise import Elementwise, by
 from ..context import FLOATS, Context, shape_of
-from .reading import word
-from .steps import Builder, Step, cast
+from .operation import Builder, Step, cast
+from .reader import word
 from .tensors import Tensor, of_array, reshaped
 
 op = relax.op

@@ -15,13 +15,13 @@ from ..context import Context, Options
 from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
 from .convolutions import Convolutions
+from .data_movement import MOVING
 from .elementwise import ELEMENTWISE
 from .indexing import INDEXING
-from .moving import MOVING
+from .operation import Builder, Step
 from .products import PRODUCTS
-from .reading import functions, parsed, steps, text, type_of
-from .reducing import REDUCING
-from .steps import Builder, Step
+from .reader import functions, parsed, steps, text, type_of
+from .reductions import REDUCING
 from .tensors import Tensor, of_expr
 
 STABLEHLO_OPS: dict[str, Builder] = {

@@ -12,10 +12,10 @@ from tvm import relax
 
 from ..context import Context, shape_of
 from ..indexing import at
+from .data_movement import slice_of
 from .elementwise import COMPARISONS, OPERATIONS, apply
-from .moving import slice_of
-from .reading import body
-from .steps import Builder, Step
+from .operation import Builder, Step
+from .reader import body
 from .tensors import Tensor, of_array, of_expr, reshape, transpose
 
 op = relax.op

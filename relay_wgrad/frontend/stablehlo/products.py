@@ -10,7 +10,7 @@ from typing import Any
 from tvm import relax
 
 from ..context import FLOATS, Context, shape_of
-from .steps import Builder, Step
+from .operation import Builder, Step
 from .tensors import Tensor, of_expr, reshape, transpose
 
 op = relax.op

@@ -13,7 +13,7 @@ stride as rhs' dilation; a transposed convolution's weight gradient has rhs as d
 
 Of the axes without pixels lhs has (b, f), rhs (f, o) and the result (b, o); data has (N, C), weight
 (C, K) and grad (N, K).  Either of the other two may be the weight, so there are six readings in
-all, which compute the same.  `Reading.likely` says which of them whoever wrote it meant.
+all, which compute the same.  `Reading.likely` says which of them the writer meant.
 """
 
 from __future__ import annotations

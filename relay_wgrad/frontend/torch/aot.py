@@ -13,20 +13,20 @@ from typing import Any
 
 from tvm import relax
 
-from ...given import of_type, truth
+from ...argument_types import of_type, truth
 from ...ops.algebra import WGRAD_NAME, get_op
 from ..context import FLOATS, Options
 from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
 from ..weights import Array
-from .alone import alone
 from .aot_ops import AOT_OPS
 from .call import Call, array, dtype_name
-from .halves import AS_THEY_ARE, WIDE, has_halves, results_of, rounded, widened
+from .half_precision import AS_THEY_ARE, WIDE, has_halves, results_of, rounded, widened
 from .names import op_of
 from .program import pytorch
 from .reader import Reader, check_dtype
 from .retracing import lies_last, retraced
+from .trace_lock import tracing_alone
 
 _OF_MAXIMA = tuple(f"max_pool{rank}d_with_indices_backward.default" for rank in (2, 3))
 _LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]  # to NHWC and back
@@ -73,7 +73,7 @@ def from_aot(
     of_type("from_aot: name", name, (str, type(None)), "text")
     state: dict[str, Array] = {}
     title = name or type(graph).__name__
-    with alone():
+    with tracing_alone():
         if isinstance(graph, torch.export.ExportedProgram):
             title = name or "exported program"
             graph, state = _of_program(title, graph)

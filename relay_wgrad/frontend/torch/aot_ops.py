@@ -6,9 +6,9 @@ from __future__ import annotations
 from .backward import BACKWARD
 from .call import Builder
 from .convolutions import CONVOLUTIONS
-from .normalized import NORMALIZED
+from .normalizations import NORMALIZED
 from .ops import OPS
-from .scattered import SCATTERED
+from .scatter import SCATTERED
 
 # Rows of the first result, and rows that take less than PyTorch's own decomposition.
 _PARTIAL = ("native_layer_norm.default", "native_group_norm.default", "index_add.default",

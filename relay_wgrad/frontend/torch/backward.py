@@ -17,7 +17,7 @@ from ...ir import constant
 from ...ops.auxiliary import LOWEST
 from .. import layers
 from ..context import Context, shape_of
-from ..resampled import adaptive_matrix, at_places, border_places, by_matrix, chosen_matrix
+from ..resampling import adaptive_matrix, at_places, border_places, by_matrix, chosen_matrix
 from ..weights import Array
 from .call import Builder, Call, ints
 from .layers import max_pool, pool_window

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .copied import copied
 from .names import op_of
+from .program_copy import copied
 
 _ON, _RATE = ("train", False), ("dropout_p", 0.0)
 _SWITCHES: dict[str, tuple[str, Any]] = {

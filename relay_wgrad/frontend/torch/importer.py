@@ -11,8 +11,8 @@ import numpy as np
 from tvm import relax
 
 from ...ambient import outside
+from ...argument_types import of_type
 from ...dtypes import HALVES
-from ...given import of_type
 from ...graph.walk import bindings_of
 from ...ir import op_name
 from ..context import Options, check_choices, shape_of

@@ -10,8 +10,8 @@ from tvm import relax
 
 from ..context import Context, shape_of
 from ..grids import grid_sample
-from ..indexing import at, gathered, line, taken
-from ..resampled import at_places
+from ..indexing import at, gathered, line, take_along
+from ..resampling import at_places
 from .call import Builder, Call
 
 op = relax.op
@@ -45,7 +45,7 @@ def _gather(ctx: Context, call: Call) -> Any:
 
 def _index_select(ctx: Context, call: Call) -> Any:
     axis = int(call.args[1]) % len(call.shape)
-    return taken(ctx, call.args[0], axis, call.args[2])
+    return take_along(ctx, call.args[0], axis, call.args[2])
 
 
 def _embedding(ctx: Context, call: Call) -> Any:

@@ -1,4 +1,4 @@
-"""ATen's losses as ops that have a gradient: rows beside `math.MATH`."""
+"""ATen's losses as ops that have a gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ATen's arithmetic as ops that have a gradient: elementwise, comparisons, sums, products.
+"""ATen's arithmetic as ops that have a gradient: elementwise, comparisons, sums, products, orders.
 
 Operands are brought to the dtype in which PyTorch combines them.  To add an op, write one row, and
 a case for it in `tests/support/torch/op_cases.py`, which compares value and gradient with
@@ -16,9 +16,10 @@ from tvm import relax
 from ...ir import constant
 from ...ops.elementwise import RECORDS
 from .. import activations as act
+from .. import arithmetic
 from ..context import FLOATS, Context, shape_of
-from ..curves import floor_quotient
 from ..sizes import is_open, number
+from ..sorting import ordered
 from .call import Builder, Call, as_dtype
 from .elementwise import ELEMENTWISE, binary
 from .names import op_of
@@ -29,7 +30,7 @@ op = relax.op
 _multiply, _divide = binary(RECORDS["multiply"]), binary(RECORDS["divide"])
 
 
-def _product(ctx: Context, call: Call) -> Any:
+def _multiplied(ctx: Context, call: Call) -> Any:
     """x y.  torch.export writes softshrink's middle as x * 0: PyTorch's gradient there is 0, also
     where what comes from behind is infinite."""
     _, origin = (call.node.meta.get("torch_fn") if call.node else None) or ("", "")
@@ -91,7 +92,7 @@ def _divided(ctx: Context, call: Call) -> Any:
     if call.dtype in _INTEGERS:
         raise ValueError(f"rounding_mode={mode!r} of {call.dtype} is not supported")
     if mode == "floor":
-        return floor_quotient(ctx, a, b)
+        return arithmetic.floor_quotient(ctx, a, b)
     return ctx.emit(op.grad.no_grad(ctx.emit(op.trunc(ctx.emit(op.divide(a, b))))))
 
 
@@ -171,6 +172,76 @@ def _norm(ctx: Context, call: Call) -> Any:
     raise ValueError(f"the norm of order {call.arg(1)} is not supported, only 1, 2 and infinity")
 
 
+# ---- along axes, remainders ----------------------------------------------------------------------
+
+
+def _remainder(floor: bool) -> Builder:
+    def build(ctx: Context, call: Call) -> Any:
+        x, y = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+        if "float" not in call.dtype:
+            if not floor:
+                raise ValueError(f"of {call.dtype} is not supported")
+            return ctx.emit(op.floor_mod(x, y))
+        return arithmetic.remainder(ctx, x, y, floor)
+
+    return build
+
+
+def _prod(ctx: Context, call: Call) -> Any:
+    """(x), or (x, axis, keepdim); of PyTorch's primitive the axes are a list."""
+    x = as_dtype(ctx, call.args[0], call.dtype)
+    axis = call.arg(1)
+    axes = list(range(len(shape_of(x)))) if axis is None else axis
+    axes = [int(a) for a in (axes if isinstance(axes, (list, tuple)) else [axes])]
+    return arithmetic.product(ctx, x, axes, bool(call.arg(2, False)))
+
+
+def _running_sum(ctx: Context, call: Call) -> Any:
+    x = as_dtype(ctx, call.args[0], call.dtype)
+    return arithmetic.running_sum(ctx, x, int(call.args[1]) % len(call.shape))
+
+
+def _extreme_place(function: Callable[..., Any]) -> Builder:
+    """(x, axis, keepdim), or of all elements: the first of equal ones."""
+
+    def build(ctx: Context, call: Call) -> Any:
+        x, axis = call.args[0], call.arg(1)
+        keep = bool(call.arg(2, False))
+        if axis is not None:
+            return ctx.emit(function(x, int(axis) % len(shape_of(x)), keepdims=keep))
+        flat = ctx.emit(op.reshape(x, (-1,)))
+        return ctx.emit(op.reshape(ctx.emit(function(flat, 0)), call.shape))
+
+    return build
+
+
+def _xlogy(ctx: Context, call: Call) -> Any:
+    """x log(y), and 0 where x is 0, whatever y but NaN."""
+    x, y = (as_dtype(ctx, call.args[i], call.dtype) for i in range(2))
+    none = op.equal(x, constant(0, call.dtype))
+    none = ctx.emit(op.logical_and(none, op.logical_not(op.isnan(y))))
+    return ctx.emit(op.multiply(x, op.log(op.where(none, constant(1, call.dtype), y))))
+
+
+def _largest(ctx: Context, call: Call) -> tuple[Any, Any]:
+    """(x, count, axis, whether the largest, whether in order): always in order here."""
+    call.arg(4)
+    count, axis = int(call.args[1]), int(call.arg(2, -1))
+    return ordered(ctx, call.args[0], axis, count, descending=bool(call.arg(3, True)))
+
+
+def _sorted(ctx: Context, call: Call) -> tuple[Any, Any]:
+    """(x, axis, descending), of the stable overload by keywords."""
+    call.setting("stable")
+    axis = call.setting("dim", call.arg(1, -1))
+    descending = call.setting("descending", call.arg(2, False))
+    return ordered(ctx, call.args[0], int(axis), descending=bool(descending))
+
+
+def _sorted_places(ctx: Context, call: Call) -> Any:
+    return _sorted(ctx, call)[1]
+
+
 # ---- types ---------------------------------------------------------------------------------------
 
 
@@ -196,30 +267,44 @@ MATH: dict[str, Builder] = {
     "addcdiv.default": _third(op.divide),
     "addcmul.default": _third(op.multiply),
     "alias.default": identity,
+    "argmax.default": _extreme_place(op.argmax),
+    "argmin.default": _extreme_place(op.argmin),
+    "argsort.default": _sorted_places,
     "clone.default": identity,
+    "cumsum.default": _running_sum,
     "detach.default": _stopped,
     "div.Scalar_mode": _divided,
     "div.Tensor_mode": _divided,
+    "fmod.Scalar": _remainder(floor=False),
+    "fmod.Tensor": _remainder(floor=False),
     "linalg_vector_norm.default": _norm,
     "log_softmax.int": softmax(op.nn.log_softmax),
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,
     "mean.default": _reduced(op.mean),
     "mean.dim": _reduced(op.mean),
-    "mul.Scalar": _product,
-    "mul.Tensor": _product,
+    "mul.Scalar": _multiplied,
+    "mul.Tensor": _multiplied,
     "pow.Scalar": _power,
     "pow.Tensor_Scalar": _power,
     "pow.Tensor_Tensor": _power,
+    "prod.default": _prod,
+    "prod.dim_int": _prod,
+    "remainder.Scalar": _remainder(floor=True),
+    "remainder.Tensor": _remainder(floor=True),
     "rsub.Scalar": binary(RECORDS["subtract"], swapped=True),
     "softmax.int": softmax(op.nn.softmax),
+    "sort.default": _sorted,
+    "sort.stable": _sorted,
     "sum.default": _reduced(op.sum),
     "sum.dim_IntList": _reduced(op.sum),
+    "topk.default": _largest,
     "type_as.default": cast,
     "where.Scalar": _where,
     "where.ScalarOther": _where,
     "where.ScalarSelf": _where,
     "where.self": _where,
+    "xlogy.Tensor": _xlogy,
     **{f"std.{o}": variance(root=True) for o in _OVERLOADS},
     **{f"std_mean.{o}": variance(root=True, with_mean=True) for o in _OVERLOADS},
     **{f"var.{o}": variance(root=False) for o in _OVERLOADS},

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from .call import Builder
-from .curves import CURVES
+from .index_put import PLACING
 from .indexing import INDEXING
 from .layers import LAYERS
 from .losses import LOSSES
 from .math import MATH
-from .own import OWN
-from .placing import PLACING
+from .own_ops import OWN
 from .products import PRODUCTS
 from .random import RANDOM
 from .recurrent import RECURRENT
@@ -19,7 +18,6 @@ from .shapes import FILLED, SHAPES
 OPS: dict[str, Builder] = {
     **LAYERS,
     **MATH,
-    **CURVES,
     **LOSSES,
     **SHAPES,
     **RANDOM,

@@ -17,16 +17,16 @@ from threading import get_ident
 from typing import Any, NamedTuple, NoReturn
 
 from ...ambient import default_device, hooks_of_all
-from .alone import alone, ended
 from .batch import even_parts, opened
+from .batch_of_one import EXPORTED, difference
 from .composed import decompositions
-from .copied import copied
 from .dropouts import without_dropout
 from .file import check_file, first_line
 from .functional import functional
 from .names import op_of
-from .one_image import EXPORTED, difference
+from .program_copy import copied
 from .refusals import reason, unlogged, without_graph
+from .trace_lock import trace_ended, tracing_alone
 
 _REGION = "higher_order::wrap_with_set_grad_enabled"
 _AUTOCAST = "higher_order::wrap_with_autocast"  # switched off, it is what is in it
@@ -103,7 +103,7 @@ def exported(
         _check_hooks(title, module)
         if open_batch:
             given, axes, one = opened(torch, given)
-    with alone(), warnings.catch_warnings():
+    with tracing_alone(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", r"The tensor attributes? .*_flat_weights")  # of nn.LSTM
@@ -243,7 +243,7 @@ def _as_it_is(module: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        ended()
+        trace_ended()
         for held, attributes in before:
             for name in [name for name in held if name not in attributes]:
                 del held[name]

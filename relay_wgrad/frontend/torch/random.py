@@ -32,7 +32,7 @@ def _bernoulli_each(ctx: Context, call: Call) -> Any:
     return as_dtype(ctx, drawn_truths(ctx, call.name, chance, call.shape), call.dtype)
 
 
-def _drawn(kind: str, first: float, second: float, at: int | None = None) -> Builder:
+def _distribution(kind: str, first: float, second: float, at: int | None = None) -> Builder:
     """A distribution of two numbers: arguments from `at` on, or these."""
 
     def build(ctx: Context, call: Call) -> Any:
@@ -46,11 +46,11 @@ def _drawn(kind: str, first: float, second: float, at: int | None = None) -> Bui
 
 
 def _uniform(at: int | None = None) -> Builder:
-    return _drawn("uniform", 0.0, 1.0, at)
+    return _distribution("uniform", 0.0, 1.0, at)
 
 
 def _normal(at: int | None = None) -> Builder:
-    return _drawn("normal", 0.0, 1.0, at)
+    return _distribution("normal", 0.0, 1.0, at)
 
 
 def _normal_about(ctx: Context, call: Call) -> Any:

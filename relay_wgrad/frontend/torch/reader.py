@@ -14,7 +14,7 @@ from ..context import Context, Options, shape_of
 from ..sizes import is_open, is_size
 from .batch import FIXED, Batch, is_symbolic
 from .call import Builder, Call, Noted, NotedNames, Unset, array, check_result, dtype_name
-from .known import Known
+from .constant_folding import Known
 from .names import op_of
 from .ops import FILLING, HINTS
 from .program import pytorch

@@ -14,7 +14,7 @@ from tvm import relax
 
 from .. import layers
 from ..context import Context, shape_of
-from ..resampled import adaptive_matrix, at_places, by_matrix, folded
+from ..resampling import adaptive_matrix, at_places, by_matrix, folded
 from ..weights import Array
 from .call import Builder, Call, ints
 from .names import op_of

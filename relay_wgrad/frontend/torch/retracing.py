@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from .aot_ops import AOT_OPS
-from .halves import with_wide_statistics
+from .half_precision import with_wide_statistics
 from .names import op_of
 from .program import pytorch
 

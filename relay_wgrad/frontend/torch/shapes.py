@@ -10,7 +10,7 @@ from tvm import relax
 
 from ...ir import constant
 from ..context import Context, shape_of
-from ..moving import (
+from ..data_movement import (
     broadcast,
     cut,
     depth_to_space,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from ..ast import Expr, Function, Let, children
-from ..steps import order
+from ..iterative_walks import order
 
 
 class Graph:

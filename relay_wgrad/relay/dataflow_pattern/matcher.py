@@ -247,7 +247,7 @@ class Matcher:
             return
         if len(p.args) == len(node.args):
             yield (callee, *_pairs(p.args, node.args))
-            if _named(p) in _COMMUTATIVE:
+            if _operator_name(p) in _COMMUTATIVE:
                 yield (callee, *_pairs(p.args[::-1], node.args))
         for other in _associated(p, node):
             yield (_Match(other, node),)
@@ -349,7 +349,7 @@ def _operator(node: Expr) -> str | None:
     return node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else None
 
 
-def _named(pattern: DFPattern) -> str | None:
+def _operator_name(pattern: DFPattern) -> str | None:
     """The operator that a pattern of a call names."""
     if not isinstance(pattern, CallPattern) or not isinstance(pattern.op, ExprPattern):
         return None
@@ -358,7 +358,7 @@ def _named(pattern: DFPattern) -> str | None:
 
 def _associated(p: CallPattern, node: Call) -> Iterator[CallPattern]:
     """(a * b) / c for a call that is (a / c) * b, and (a / c) * b for one that is (a * b) / c."""
-    wanted, got = _named(p), _operator(node)
+    wanted, got = _operator_name(p), _operator(node)
     if {wanted, got} != {"multiply", "divide"} or len(p.args or ()) != 2:
         return
     if not any(_operator(arg) == wanted for arg in node.args):
@@ -366,7 +366,7 @@ def _associated(p: CallPattern, node: Call) -> Iterator[CallPattern]:
     assert p.args is not None
     for index in range(2 if wanted == "multiply" else 1):
         inner, other = p.args[index], p.args[1 - index]
-        if not isinstance(inner, CallPattern) or _named(inner) != got or inner.args is None:
+        if not isinstance(inner, CallPattern) or _operator_name(inner) != got or inner.args is None:
             continue
         if wanted == "divide":
             for i in range(2):

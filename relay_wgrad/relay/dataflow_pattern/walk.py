@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..ast import Op
-from ..steps import order
+from ..iterative_walks import order
 from .pattern import (
     AltPattern,
     AttrPattern,

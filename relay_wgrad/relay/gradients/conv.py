@@ -22,11 +22,11 @@ from ...layouts import swap_io
 from ...problem import transposed_size
 from ..ast import Call, Expr, Op
 from ..ops import REGISTRY, lookup, show
-from ..ops.blocks import plain
+from ..ops.blocked_layouts import plain
 from ..ops.conv import in_groups, multiplier
 from ..ops.table import Call as Site
 from ..ops.windows import each, ends, rank_of
-from . import lines
+from . import one_dimension
 from .common import Rule, attributes, call, refuse, reshape, transpose, type_of
 
 _SAME = ("strides", "padding", "dilation", "groups")
@@ -42,7 +42,7 @@ def _site(orig: Call) -> Site:
     return Site(_name(orig), ("data", "weight"), types, attributes(orig))
 
 
-def _kept(a: dict[str, Any]) -> dict[str, Any]:
+def _shared_attributes(a: dict[str, Any]) -> dict[str, Any]:
     return {name: a[name] for name in _SAME}
 
 
@@ -105,7 +105,7 @@ def _by_data(
             strict=True,
         )
     ]
-    attrs = _kept(a) | {
+    attrs = _shared_attributes(a) | {
         "output_padding": extra,
         "data_layout": grad_layout,
         "kernel_layout": swap_io(weight_layout),
@@ -118,7 +118,7 @@ def _forward(orig: Call, x: Expr, weight: Expr, like: Expr, layouts: tuple[str, 
     """conv(x, weight); layouts: x's, weight's, result's."""
     x_layout, weight_layout, out_layout = layouts
     channels = type_of(weight).shape[weight_layout.index("O")]
-    attrs = _kept(attributes(orig)) | {
+    attrs = _shared_attributes(attributes(orig)) | {
         "channels": channels if isinstance(channels, int) else None,
         "kernel_size": _window(orig, weight, weight_layout),
         "data_layout": x_layout,
@@ -132,7 +132,7 @@ def _by_weight(orig: Call, grad: Expr, x: Expr, like: Expr, layouts: tuple[str, 
     """wgrad(grad, x); layouts: gradient's, x's, result's."""
     grad_layout, x_layout, out_layout = layouts
     a, name = attributes(orig), f"nn.conv{rank_of(_name(orig))}d"
-    attrs = _kept(a) | {
+    attrs = _shared_attributes(a) | {
         "channels": a["channels"] if _name(orig) == name else None,
         "kernel_size": _window(orig, like, out_layout),
         # Relay's names for these three.
@@ -143,7 +143,7 @@ def _by_weight(orig: Call, grad: Expr, x: Expr, like: Expr, layouts: tuple[str, 
     return _product(f"{name}_backward_weight", grad, x, like, attrs)
 
 
-def _moved(x: Expr, src: str, dst: str) -> Expr:
+def _in_layout(x: Expr, src: str, dst: str) -> Expr:
     """In another layout; typed if `x` is."""
     if src == dst:
         return x
@@ -163,7 +163,7 @@ def _of_groups(orig: Call, grad: Expr) -> list[Expr]:
     """Of a depthwise convolution whose weight is (C, M, kh, kw): by that of (C·M, 1, kh, kw)."""
     (x, w), a = orig.args, attributes(orig)
     w_layout, layout = a["kernel_layout"], plain(a["kernel_layout"])
-    w = _moved(w, w_layout, layout)
+    w = _in_layout(w, w_layout, layout)
     sizes = [size for size in type_of(w).shape if isinstance(size, int)]
     if len(sizes) < len(layout):
         refuse(orig, f"needs a known kernel, got {show(type_of(w))}")
@@ -173,7 +173,7 @@ def _of_groups(orig: Call, grad: Expr) -> list[Expr]:
     dx, dw = _conv(replace(made, checked_type=orig.checked_type), grad)
     apart = reshape(dw, [sizes[i] for i in order])
     back = [order.index(i) for i in range(len(order))]
-    return [dx, _moved(transpose(apart, back), layout, w_layout)]
+    return [dx, _in_layout(transpose(apart, back), layout, w_layout)]
 
 
 def _conv(orig: Call, grad: Expr) -> list[Expr]:
@@ -186,13 +186,16 @@ def _conv(orig: Call, grad: Expr) -> list[Expr]:
     if blocked:
         # Of the tensors without blocks, and back.
         x, w, grad = (
-            _moved(value, layout, plain(layout))
+            _in_layout(value, layout, plain(layout))
             for value, layout in ((x, x_layout), (w, w_layout), (grad, y_layout))
         )
         layouts = plain(y_layout), plain(w_layout), plain(x_layout)
         dx = _by_data(orig, grad, w, x, layouts)
         dw = _by_weight(orig, grad, x, w, (layouts[0], layouts[2], layouts[1]))
-        return [_moved(dx, plain(x_layout), x_layout), _moved(dw, plain(w_layout), w_layout)]
+        return [
+            _in_layout(dx, plain(x_layout), x_layout),
+            _in_layout(dw, plain(w_layout), w_layout),
+        ]
     return [
         _by_data(orig, grad, w, x, (y_layout, w_layout, x_layout)),
         _by_weight(orig, grad, x, w, (y_layout, x_layout, w_layout)),
@@ -219,7 +222,7 @@ def _conv_backward_weight(orig: Call, grad: Expr) -> list[Expr]:
 
 
 RULES: dict[str, Rule] = {
-    f"nn.conv{rank}d{which}": lines.of_rank(rank, rule)
+    f"nn.conv{rank}d{which}": one_dimension.of_rank(rank, rule)
     for rank in (1, 2, 3)
     for which, rule in (
         ("", _conv), ("_transpose", _conv_transpose), ("_backward_weight", _conv_backward_weight)

@@ -88,7 +88,7 @@ def _power(x: Expr, y: Expr, z: Call, g: Expr) -> tuple[Expr, Expr]:
     return g * y * power(x, y - ones_like(y)), g * slope
 
 
-def _chosen(comparison: str) -> Rule:
+def _extremum(comparison: str) -> Rule:
     """The gradient goes to the argument that is the result; to the left where both are."""
 
     def rule(x: Expr, y: Expr, z: Call, g: Expr) -> tuple[Expr, Expr]:
@@ -142,8 +142,8 @@ RULES: dict[str, Rule] = {
     "multiply": _binary(lambda x, y, z, g: (g * y, g * x)),
     "divide": _binary(lambda x, y, z, g: (g / y, -(g * z / y))),
     "power": _binary(_power),
-    "maximum": _chosen("greater_equal"),
-    "minimum": _chosen("less_equal"),
+    "maximum": _extremum("greater_equal"),
+    "minimum": _extremum("less_equal"),
     "where": _where,
     # Steps: flat wherever they have a slope.
     **dict.fromkeys(

@@ -12,7 +12,7 @@ from ..ops import lookup
 from ..ops.pool import parts_of
 from ..ops.table import Call as Site
 from ..ops.windows import spatial_axes
-from . import lines
+from . import one_dimension
 from .common import (
     Rule,
     attributes,
@@ -142,7 +142,7 @@ _IMAGES = {
 }
 RULES: dict[str, Rule] = {
     **{
-        f"nn.{name}_pool{rank}d": lines.of_rank(rank, rule)
+        f"nn.{name}_pool{rank}d": one_dimension.of_rank(rank, rule)
         for name, rule in _IMAGES.items()
         for rank in (1, 2)
     },

@@ -12,7 +12,7 @@ from ...layouts import is_permutation
 from ..ast import Expr
 from ..make import call
 from ..ops import REGISTRY, lookup
-from ..ops.blocks import is_blocked
+from ..ops.blocked_layouts import is_blocked
 from ..ops.facts import Roles
 from ..ops.hooks import CONVERT_LAYOUT, PACKAGE_LEVEL
 from ..types import TensorType

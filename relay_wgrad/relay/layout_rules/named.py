@@ -1,6 +1,6 @@
 """Layouts of single values, by name, for operators whose layout others follow (`AlterOpLayout`).
 
-A layout is a list of axes (`ops.blocks`); None is one that is not known.
+A layout is a list of axes (`ops.blocked_layouts`); None is one that is not known.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ops.blocks import Axes, axes_of, factor
+from ..ops.blocked_layouts import Axes, axes_of, factor
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def rule_of(name: str) -> Rule | None:
     own = get_attr(name, KEY)
     if own is None:
         return RULES.get(name)
-    return lambda asked: _asked(own, asked)
+    return lambda asked: _call_rule(own, asked)
 
 
 def is_own(name: str) -> bool:
@@ -48,7 +48,7 @@ def is_own(name: str) -> bool:
     return get_attr(name, KEY) is not None
 
 
-def _asked(own: Any, asked: Asked) -> Inferred | None:
+def _call_rule(own: Any, asked: Asked) -> Inferred | None:
     old = [one or UNKNOWN for one in asked.old]
     new = [] if asked.new is None else [one or UNKNOWN for one in asked.new]
     attrs = Attrs(dict(asked.attrs), asked.op)

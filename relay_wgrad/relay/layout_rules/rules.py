@@ -16,7 +16,7 @@ from ..make import call
 from ..ops import REGISTRY, lookup
 from ..types import Dim, TensorType
 from .site import Site, original, with_args
-from .values import Order, State, Value, arranged, known, old_order, without
+from .values import Order, State, Value, arranged, has_known_sizes, old_order, without
 
 Rule = Callable[[Site], "State | None"]
 
@@ -41,7 +41,7 @@ def _filled_like(site: Site) -> State:
     assert isinstance(site.type, TensorType)
 
     def make(order: Order) -> Expr:
-        if order in data.forms or not known(data) or order == data.order:
+        if order in data.forms or not has_known_sizes(data) or order == data.order:
             return site.made([data.get(order), *_any_layout(site, 1)])
         return _filled(_FILLED_LIKE[site.name], data.sizes(order), site)
 
@@ -57,7 +57,7 @@ def _filled_new(site: Site) -> State | None:
     order = old_order(len(site.type.shape))
     old = with_args(site.call, [original(arg) for arg in site.args])
     out = Value(site.type, order, {order: old})
-    if known(out):
+    if has_known_sizes(out):
         out.make = lambda order: _filled(site.name, out.sizes(order), site)
         out.free = True
     return out
@@ -234,7 +234,7 @@ def _expand_dims(site: Site) -> State:
 
 def _squeeze(site: Site) -> State | None:
     data, given = site.value(), site.attrs["axis"]
-    if given is None and not known(data):
+    if given is None and not has_known_sizes(data):
         return None
     ones = [i for i, size in enumerate(data.type.shape) if size == 1]
     gone = ones if given is None else [axis % data.ndim for axis in given]
@@ -247,7 +247,7 @@ def _squeeze(site: Site) -> State | None:
     return site.result(node, without(data.order, gone), names)
 
 
-def _moved(site: Site, axes: Order, names: str | None, make: Callable[[Order], Expr]) -> State:
+def _transposed(site: Site, axes: Order, names: str | None, make: Callable[[Order], Expr]) -> State:
     """A transposition by `axes`: in one order it is its operand, in others `make` gives it."""
     data = site.value()
     src = data.order
@@ -272,7 +272,7 @@ def _transpose(site: Site) -> State:
         return site.made([data.get(src)], axes=spelled)
 
     names = data.axes and "".join(arranged(data.axes, axes))
-    return _moved(site, axes, names, make)
+    return _transposed(site, axes, names, make)
 
 
 def _layout_transform(site: Site) -> State | None:
@@ -286,7 +286,7 @@ def _layout_transform(site: Site) -> State | None:
         have, want = "".join(arranged(src, order)), "".join(arranged(dst, wanted))
         return site.made([data.get(order)], src_layout=have, dst_layout=want)
 
-    return _moved(site, tuple(src.index(letter) for letter in dst), dst, make)
+    return _transposed(site, tuple(src.index(letter) for letter in dst), dst, make)
 
 
 # ---- windows -------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def _of_all_axes(site: Site) -> State | None:
     """One that leaves the beginning of an axis out, or its end: all axes are named."""
     data, a = site.value(), site.attrs
     begin, end, strides = (tuple(a[name]) for name in ("begin", "end", "strides"))
-    if a["axes"] is not None or a["slice_mode"] != "end" or not known(data):
+    if a["axes"] is not None or a["slice_mode"] != "end" or not has_known_sizes(data):
         return None
     if min(strides, default=1) < 1 or max(map(len, (begin, end, strides))) > data.ndim:
         return None

@@ -203,6 +203,6 @@ def as_state(node: Expr, ty: Type | None) -> State:
     return Value(ty, order, {order: node})
 
 
-def known(value: Value) -> bool:
+def has_known_sizes(value: Value) -> bool:
     """Whether all of its sizes are numbers."""
     return all(isinstance(size, int) for size in value.type.shape)

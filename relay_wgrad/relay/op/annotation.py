@@ -1,3 +1,3 @@
 """`relay.annotation`: where a region of another compiler begins and ends."""
 
-from .made.annotation import *  # noqa: F403
+from .generated.annotation import *  # noqa: F403

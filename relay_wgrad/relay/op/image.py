@@ -1,3 +1,3 @@
 """`relay.image`: operators on images."""
 
-from .made.image import *  # noqa: F403
+from .generated.image import *  # noqa: F403

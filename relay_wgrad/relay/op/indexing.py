@@ -12,7 +12,7 @@ from ..expr_methods import ExprMethods
 from ..infer import infer_expr
 from ..make import Sizes, as_argument, call, of_run
 from ..types import TensorType
-from .made.tensor import cast_like, ones
+from .generated.tensor import cast_like, ones
 
 __all__ = [
     "arange",

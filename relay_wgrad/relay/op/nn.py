@@ -8,14 +8,14 @@ from ..ast import Call, Expr, TupleGetItem
 from ..expr import const
 from ..expr_methods import ExprMethods
 from ..make import call, of_run
-from .made.nn import *  # noqa: F403
-from .made.nn import (
+from .generated.nn import *  # noqa: F403
+from .generated.nn import (
     adaptive_avg_pool1d,
     adaptive_avg_pool3d,
     adaptive_max_pool1d,
     adaptive_max_pool3d,
 )
-from .made.nn import dense as dense
+from .generated.nn import dense as dense
 
 
 def matmul(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ast import Constant
-from .made.random import *  # noqa: F403
+from .generated.random import *  # noqa: F403
 
 
 def threefry_key(seed: int) -> Constant:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..ast import Call, Expr, Tuple
 from ..expr import TupleWrapper
 from ..make import call
-from .made import tensor
+from .generated import tensor
 
 __all__ = ["logsumexp", "mean_std", "mean_variance", "std", "variance"]
 

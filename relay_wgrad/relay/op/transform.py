@@ -8,7 +8,7 @@ from ..ast import Call, Expr
 from ..expr import const
 from ..expr_methods import ExprMethods
 from ..make import Sizes, as_argument, call, of_run
-from .made.tensor import *  # noqa: F403
+from .generated.tensor import *  # noqa: F403
 
 __all__ = ["collapse_sum_to", "reverse_reshape", "strided_slice"]
 

@@ -1,3 +1,3 @@
 """`relay.vision`: operators of object detection."""
 
-from .made.vision import *  # noqa: F403
+from .generated.vision import *  # noqa: F403

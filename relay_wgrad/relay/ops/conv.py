@@ -25,8 +25,15 @@ from ...ops.conv_transpose import conv2d_transpose
 from ...problem import transposed_size
 from ...rules import out_size
 from ..types import ANY, AnyDim, Dim, TensorType, Type
-from . import by_rank, lines
-from .blocks import is_blocked, of_whole_axes, parse_layout, plain, split_sizes, whole_sizes
+from . import by_rank, one_dimension
+from .blocked_layouts import (
+    is_blocked,
+    of_whole_axes,
+    parse_layout,
+    plain,
+    split_sizes,
+    whole_sizes,
+)
 from .facts import ALWAYS, OUT_ELEMWISE_FUSABLE, Roles, conv_roles
 from .relations import agree, divides, mapped, product
 from .table import Call, Site, define, show, show_shape
@@ -329,7 +336,7 @@ for _rank in (1, 2, 3):
          size_rules.transposed_line, by_rank.conv_transpose, by_rank.conv_transpose_builder),
     ):  # fmt: skip
         define(f"nn.conv{_rank}d{_which}", "data weight",
-               *lines.of_rank(_rank, _type, _build, _sizes), _checked, *_attrs(_rank),
+               *one_dimension.of_rank(_rank, _type, _build, _sizes), _checked, *_attrs(_rank),
                **_FACTS | {"precision": ALWAYS, "roles": _roles(_rank, _weight)} | _facts(_rank),
         )  # fmt: skip
     if _rank > 1:  # that of volumes is not Relay's, which has no gradient of them

@@ -191,7 +191,7 @@ def _suppress(s: Site, data: Any, order: Any, counts: Any, indices: Any, *limits
                         wipe(i, j)
             last = cell("int32", 0)
             if a["return_indices"]:
-                _named(i, anchors, places, named, last)
+                _write_rest(i, anchors, places, named, last)
             elif a["invalid_to_bottom"]:
                 with loops(anchors) as j, when(out[i, j, 0] >= zero):
                     with loops(elements) as k:
@@ -205,7 +205,7 @@ def _suppress(s: Site, data: Any, order: Any, counts: Any, indices: Any, *limits
     return kernel("suppress", [data, order, counts, indices, *limits], shapes, body)
 
 
-def _named(i: Any, anchors: Any, places: Any, named: Any, last: Any) -> None:
+def _write_rest(i: Any, anchors: Any, places: Any, named: Any, last: Any) -> None:
     """The places that are left, first, by what `named` calls them; their number is `last`."""
     with loops(anchors) as j, when(places[i, j] >= 0):
         places[i, last[0]] = named[i, places[i, j]].astype("int32")

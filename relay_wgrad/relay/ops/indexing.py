@@ -14,11 +14,10 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from ..types import Dim, TensorType, Type
-from . import gathered
+from . import dynamic_indexing
 from .facts import ELEMWISE, FOLLOW, INJECTIVE, OPAQUE
 from .relations import agree, broadcast
-from .run_sizes import vector_of
-from .scattered import scattered
+from .runtime_sizes import vector_of
 from .select import fields_of
 from .table import REQUIRED, Attr, Call, Site, define, show
 from .te import (
@@ -63,7 +62,7 @@ def _axis(call: Call) -> int:
 def _gather(s: Site) -> Any:
     shape, axis = s.tensor().shape, s.axis(s.attrs["axis"], len(s.tensor().shape))
     if not _are_known(shape, s.tensor(1).shape):
-        return program(s, lambda s, x, i: gathered.along(x, i, axis), *s.args)
+        return program(s, lambda s, x, i: dynamic_indexing.gather(x, i, axis), *s.args)
     refuse_empty(s)
     indices = within(s, s.args[1], s.tensor(1).dtype, known_size(s, shape[axis]))
     return program(s, lambda s, x, i: topi.gather(x, axis, i), s.args[0], indices)
@@ -87,7 +86,7 @@ def _gather_nd_type(call: Call) -> Type:
 def _gather_nd(s: Site) -> Any:
     data, indices, batch = s.tensor(0), s.tensor(1), s.attrs["batch_dims"]
     if not _are_known(data.shape):
-        return program(s, lambda s, x, i: gathered.rows(x, i, batch), *s.args)
+        return program(s, lambda s, x, i: dynamic_indexing.gather_nd(x, i, batch), *s.args)
     refuse_empty(s)
     sizes = [known_size(s, d) for d in data.shape[batch : batch + int(indices.shape[0])]]  # type: ignore[arg-type]
     chosen = _in_rows(s, s.args[1], indices, sizes)
@@ -164,7 +163,7 @@ def _along(data: Any, indices: Any, updates: Any, axis: int, mode: str) -> Any:
     def target(step: tuple[Any, ...], where: Any) -> list[Any]:
         return [*step[:axis], where[step], *step[axis + 1 :]]
 
-    return scattered(data, indices, updates, mode, target)
+    return dynamic_indexing.scattered(data, indices, updates, mode, target)
 
 
 def _held_by_vector(s: Site, indices: Any, size: Any) -> Any:
@@ -258,7 +257,7 @@ def _adv_index_of_run(s: Site, data: Any, indices: list[Any], types: list[Tensor
         ahead = ndim - len(ty.shape)
         for axis, size in enumerate(s.sizes(ty), ahead):
             shape[axis] = shape[axis] if isinstance(size, int) and size == 1 else size
-    return program(s, lambda s, x, *i: gathered.chosen(x, i, shape), data, *indices)
+    return program(s, lambda s, x, *i: dynamic_indexing.adv_index(x, i, shape), data, *indices)
 
 
 def _unravel_type(call: Call) -> Type:

@@ -10,7 +10,7 @@ from ..types import ANY, TensorType, TupleType, Type
 from .facts import FOLLOW, INJECTIVE, OPAQUE
 from .loops import cell, kernel, loops, when
 from .relations import agree
-from .run_sizes import held, length, number, scalar, sizes, slice_bounds
+from .runtime_sizes import clamped_bound, length, number, scalar, sizes, slice_bounds
 from .table import Attr, Call, Site, constant_value, define, show
 from .te import integer_indices, program, rank
 
@@ -94,8 +94,8 @@ def _set(s: Site) -> Any:
                 return bounds[n][k].astype("int64") if inside else default
 
             step, low, high = slice_bounds(size, given(2, number(1)))
-            first = held(given(0, number(0)), size, low, high)
-            last = held(given(1, size), size, low, high)
+            first = clamped_bound(given(0, number(0)), size, low, high)
+            last = clamped_bound(given(1, size), size, low, high)
             away = tirx.Select(step < 0, first - i, i - first)
             left = tirx.Select(step < 0, i - last, last - i)
             stride = tirx.Select(step < 0, -step, step)

@@ -17,8 +17,8 @@ from ...layouts import ACTIVATION, ACTIVATIONS, permutation, to_layout
 from ...ops import size_rules
 from ...ops.size_rules import Rule
 from ..types import Dim, TensorType, Type
-from . import by_rank, lines
-from .blocks import on_whole_axes
+from . import by_rank, one_dimension
+from .blocked_layouts import on_whole_axes
 from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE, image_roles
 from .relations import agree, product
 from .table import Builder, Call, Site, define, in_float32, show
@@ -42,7 +42,7 @@ def _dilation(call: Call, rank: int = 2) -> tuple[int, ...]:
     return each(call, "dilation", rank)
 
 
-def _made(call: Call, data: TensorType) -> TensorType:
+def _result_type(call: Call, data: TensorType) -> TensorType:
     """The type of the pool of data."""
     a, rank = call.attrs, rank_of(call.op)
     _no_out_layout(call)
@@ -61,7 +61,7 @@ def _made(call: Call, data: TensorType) -> TensorType:
 
 
 def _pool_type(call: Call) -> Type:
-    return _made(call, call.tensor())
+    return _result_type(call, call.tensor())
 
 
 def _grad_type(call: Call) -> Type:
@@ -70,7 +70,7 @@ def _grad_type(call: Call) -> Type:
     call.same_dtype(0, 1)
     if len(grad.shape) != len(data.shape):
         call.fail(f"{show(grad)} and {show(data)} must have the same rank")
-    made = _made(call, data)
+    made = _result_type(call, data)
     if not all(map(agree, grad.shape, made.shape)):
         call.fail(f"grad must be as large as the pool of data, {show(made)}, got {show(grad)}")
     return data
@@ -298,8 +298,9 @@ for _rank in (1, 2, 3):
     ):  # fmt: skip
         if _rank == 3:
             _image = (_means_of_volumes if _name.endswith("avg") else _of_volumes)(_image, _sizes)
-        define(f"nn.{_name}_pool{_rank}d", "data", *lines.of_rank(_rank, _type, _image, _sizes),
-               "torch", *_attrs(_rank), roles=image_roles() if _rank == 2 else None,
+        define(f"nn.{_name}_pool{_rank}d", "data",
+               *one_dimension.of_rank(_rank, _type, _image, _sizes), "torch",
+               *_attrs(_rank), roles=image_roles() if _rank == 2 else None,
                **_FACTS | _facts)  # fmt: skip
 define("nn.max_pool2d_grad", "out_grad data", _grad_type,
        on_whole_axes(lambda s: R.grad.max_pool2d_backward(*s.args, **_window(s))), "torch",

@@ -94,7 +94,7 @@ def _extremum(function: Callable[..., Any]) -> Builder:
 def _some(s: Site) -> None:
     """An element to choose."""
     given = replace(s, attrs={**s.attrs, "axis": reduced_axes(s)})
-    given.compare(size_rules.chosen)
+    given.compare(size_rules.check_chosen)
 
 
 def _all(s: Site) -> Any:

@@ -281,7 +281,7 @@ def _take(s: Site) -> Any:
     "fast" asks the program for indices within bounds.  A wrong one may not reach memory that is not
     the tensor's, so they are clipped all the same, where the size is known.
     """
-    s.compare(size_rules.taken)
+    s.compare(size_rules.check_taken)
     data, indices = s.args
     shape, index_shape, axis = s.tensor().shape, s.tensor(1).shape, s.attrs["axis"]
     if axis is None:

@@ -10,11 +10,11 @@ from tvm import relax
 from ..dims import same
 from ..types import ANY, Dim, TensorType, Type
 from . import relations
-from .blocks import Axes, parse_layout, relayout, split_sizes, whole_sizes
+from .blocked_layouts import Axes, parse_layout, relayout, split_sizes, whole_sizes
 from .facts import BROADCAST, COMM_REDUCE, FOLLOW, INJECTIVE
 from .relations import agree, mapped, product
 from .reshapes import new_shape
-from .run_sizes import reshaped
+from .runtime_sizes import reshaped
 from .table import REQUIRED, Attr, Call, Site, define, show, show_shape
 
 R = relax.op

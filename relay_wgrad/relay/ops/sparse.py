@@ -9,7 +9,7 @@ from tvm import relax, te, tirx
 
 from ..types import ANY, TensorType, TupleType, Type
 from .relations import agree
-from .run_sizes import as_dims, length, number, sizes, stated, total, unknown, vector_of
+from .runtime_sizes import as_dims, length, number, sizes, stated, total, unknown, vector_of
 from .table import REQUIRED, Attr, Call, Site, define, lookup, show
 from .te import integer_indices, program, rank
 

@@ -16,9 +16,9 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from ...argument_types import of_type
 from ...conditions import Conditions
 from ...dtypes import HALVES
-from ...given import of_type
 from ...relation import Checks
 from ..ast import Attrs
 from ..dims import SymDim, unified
@@ -176,7 +176,7 @@ def constant_value(expr: Any) -> np.ndarray[Any, Any] | None:
     return np.asarray(expr.value.numpy()) if isinstance(expr, GenericConst) else None
 
 
-def named(name: str, error: TypeError | ValueError) -> TypeError | ValueError:
+def with_name(name: str, error: TypeError | ValueError) -> TypeError | ValueError:
     """The error, with the operator's name if its words lack it: a type's are of a size alone."""
     if name.rpartition(".")[2] in str(error):
         return error
@@ -201,14 +201,14 @@ class RelayOp:
     TReshapeOp; `roles`: whose layouts its attributes are.  Whether it has a gradient, TVM's
     registry says of what `build` makes.
 
-    `doc`: what its builder's help says, for one that `relay.op.made` makes: the builder's arguments
-    are then `signature`'s, by default the inputs and then the attributes, where `a: data` is `data`
-    by another name, and `a=1` has another default than the attribute asks for; `gathers`: the first
-    is a tuple of tensors, and may be a list; of a `window` of so many axes one number is written
-    out for each, and padding for both sides; `absent`: what attributes are where the builder has no
-    such argument, or it is None; `numbers`: the dtype of arguments that may also be numbers, or the
-    attribute that has it; `results`: of how many results it gives a tuple, or which argument says
-    so, and how: by a table, or always one.
+    `doc`: what its builder's help says, for one that `relay.op.generated` has: the builder's
+    arguments are then `signature`'s, by default the inputs and then the attributes, where `a: data`
+    is `data` by another name, and `a=1` has another default than the attribute asks for; `gathers`:
+    the first is a tuple of tensors, and may be a list; of a `window` of so many axes one number is
+    written out for each, and padding for both sides; `absent`: what attributes are where the
+    builder has no such argument, or it is None; `numbers`: the dtype of arguments that may also be
+    numbers, or the attribute that has it; `results`: of how many results it gives a tuple, or which
+    argument says so, and how: by a table, or always one.
     """
 
     name: str
@@ -286,7 +286,7 @@ class RelayOp:
         try:
             return self.relation(call)
         except (TypeError, ValueError) as error:
-            if (made := named(self.name, error)) is error:
+            if (made := with_name(self.name, error)) is error:
                 raise
             raise made from error
 

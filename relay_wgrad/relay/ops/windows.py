@@ -6,7 +6,7 @@ from typing import Any
 
 from ...layouts import ACTIVATIONS, is_permutation
 from ..types import Dim
-from .blocks import axes_of
+from .blocked_layouts import axes_of
 from .relations import mapped
 from .table import Call, show_shape
 

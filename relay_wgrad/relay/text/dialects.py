@@ -19,7 +19,7 @@ from lark import Token
 
 from ...releases import Release
 from ..ast import MetaAttrs, Op
-from ..boxes import plain
+from ..boxed_values import plain
 from ..errors import Complaint
 from ..ops import REGISTRY
 from ..types import TensorType, Type

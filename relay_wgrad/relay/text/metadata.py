@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..ast import Constant, MetaAttrs
-from ..boxes import (
+from ..boxed_values import (
     BoxBool,
     BoxFloat,
     BoxInt,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..ast import Constant, MetaAttrs
-from ..boxes import BoxBool, Boxed, BoxFloat, BoxInt, plain
+from ..boxed_values import BoxBool, Boxed, BoxFloat, BoxInt, plain
 from ..errors import RelayTextError
 from ..spans import Span
 from ..types import AnyDim, SymDim, TensorType

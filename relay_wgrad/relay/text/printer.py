@@ -5,8 +5,8 @@ bound to a graph variable, numbered when the first of its users is printed; only
 a scope, and what a `let` binds, stay in place when nothing else uses them.  A `let` that is an
 operand gets brackets.
 
-Everything that nests is a generator, and `steps.run` drives them: the stack is a list, so a tree of
-any depth can be printed.
+Everything that nests is a generator, and `iterative_walks.run` drives them: the stack is a list, so
+a tree of any depth can be printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...given import of_type
+from ...argument_types import of_type
 from ..adt import (
     Constructor,
     Match,
@@ -46,9 +46,9 @@ from ..ast import (
     children,
     post_order,
 )
-from ..boxes import by_reference, plain
+from ..boxed_values import by_reference, plain
 from ..errors import RelayTextError
-from ..steps import run
+from ..iterative_walks import run
 from ..types import (
     DTYPES,
     OTHER_NAMES,
@@ -234,7 +234,7 @@ class _Printer:
         if not params:
             return ""
         self._types = {}
-        self._scope |= _named(params, {*self._scope.values(), *self._defined})
+        self._scope |= _fresh_names(params, {*self._scope.values(), *self._defined})
         return f"[{', '.join(self._scope[param] for param in params)}]"
 
     def _close_types(self, params: Sequence[TypeVar]) -> None:
@@ -248,7 +248,7 @@ class _Printer:
             names = dict(self._scope)
             # Of functions' types within this one; what nothing binds is written as it is called.
             own = [var for var in _type_vars(type_) if var not in names]
-            names |= _named(own, {*names.values(), *self._defined})
+            names |= _fresh_names(own, {*names.values(), *self._defined})
             text = self._types[type_] = type_text(type_, self._dim, names.__getitem__)
         return text
 
@@ -517,7 +517,7 @@ def _type_vars(type_: Type) -> list[TypeVar]:
     return list(found)
 
 
-def _named(variables: Iterable[TypeVar], taken: set[str]) -> dict[TypeVar, str]:
+def _fresh_names(variables: Iterable[TypeVar], taken: set[str]) -> dict[TypeVar, str]:
     """A name for each, that nothing else has and no dtype."""
     out = {}
     for var in variables:

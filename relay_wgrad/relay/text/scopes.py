@@ -8,7 +8,7 @@ from lark import Token
 
 from ..ast import Expr, Var, children
 from ..errors import Complaint
-from ..steps import order
+from ..iterative_walks import order
 
 
 @dataclass

@@ -20,7 +20,7 @@ from ..make import call
 from ..op.registration import get_attr
 from ..rewrite import over
 from ..types import TensorType, TupleType, Type
-from .hooked import attributes, is_kernel
+from .user_hooks import attributes, is_kernel
 
 KEY = "FTVMAlterOpLayout"
 

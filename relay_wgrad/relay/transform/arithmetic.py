@@ -14,7 +14,7 @@ from ..op.registration import get_attr
 from ..ops.facts import OpPattern
 from ..rewrite import rewrite
 from ..types import TensorType
-from .hooked import filling, kernels
+from .user_hooks import filling, kernels
 
 
 def div_to_mul(function: Function) -> Function:

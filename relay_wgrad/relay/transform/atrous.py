@@ -12,7 +12,7 @@ from typing import Any
 from ..ast import Call, Expr, Function, Op
 from ..make import call
 from ..rewrite import rewrite
-from .hooked import attributes, kernels
+from .user_hooks import attributes, kernels
 
 _CHAIN = ("nn.batch_to_space_nd", "nn.conv2d", "nn.space_to_batch_nd")
 

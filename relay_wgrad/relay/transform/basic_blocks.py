@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..ast import Expr, Function, GlobalVar, If, Let, Op, Var, children
+from ..iterative_walks import run
 from ..rewrite import over
 from ..scopes import Block, Blocks, blocks
-from ..steps import run
-from .hooked import is_kernel
+from .user_hooks import is_kernel
 
 
 def to_basic_block_normal_form(function: Function) -> Function:

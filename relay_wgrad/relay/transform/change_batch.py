@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...given import of_type, whole
+from ...argument_types import of_type, whole
 from ..ast import Expr, Function, IRModule, Var
 from ..rewrite import rewrite
 from ..types import TensorType

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ..ast import Call, Expr, Function, Op, Var, children, post_order
+from ..iterative_walks import order
 from ..ops import lookup
 from ..rewrite import over
-from ..steps import order
 from ..types import TensorType
 from .combine_families import Branch, Family, Group, ndim_of, shape_of
 from .eliminate import owners
-from .hooked import is_kernel
+from .user_hooks import is_kernel
 
 
 def combine(function: Function, family: Family, fewest: int) -> Function:
@@ -65,7 +65,7 @@ def _groups(function: Function, family: Family, scope: Mapping[Expr, Function]) 
     for node in post_order(function, lambda n: not is_kernel(n)):
         for child in () if is_kernel(node) else children(node):
             users.setdefault(child, []).append(node)
-        if isinstance(node, Call) and node.op == Op(family.op) and _known(node):
+        if isinstance(node, Call) and node.op == Op(family.op) and _has_known_sizes(node):
             roots.setdefault(node.args[0], []).append(node)
     found: list[Group] = []
     for calls in roots.values():
@@ -82,7 +82,7 @@ def _groups(function: Function, family: Family, scope: Mapping[Expr, Function]) 
     return found
 
 
-def _known(node: Call) -> bool:
+def _has_known_sizes(node: Call) -> bool:
     types = [node.checked_type, *(arg.checked_type for arg in node.args)]
     return all(
         isinstance(ty, TensorType) and all(isinstance(size, int) for size in ty.shape)
@@ -96,7 +96,7 @@ def _branch(first: Call, users: Mapping[Expr, list[Expr]], family: Family) -> Br
         found = users.get(branch[-1], [])
         if len(found) != 1 or not isinstance(found[0], Call) or not _follows(found[0], family):
             return branch
-        if branch[-1] not in found[0].args or not _known(found[0]):
+        if branch[-1] not in found[0].args or not _has_known_sizes(found[0]):
             return branch
         branch.append(found[0])
 

@@ -14,7 +14,7 @@ from tvm.ir.instrument import PassInstrument
 from tvm.ir.transform import PassContext as TvmPassContext
 from tvm.ir.transform import module_pass
 
-from ..boxes import plain
+from ..boxed_values import plain
 
 __all__ = ["OPTIONS", "PassContext", "TvmPassContext", "option"]
 

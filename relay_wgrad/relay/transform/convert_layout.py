@@ -29,6 +29,7 @@ from ..ast import (
     post_order,
 )
 from ..infer import place
+from ..iterative_walks import order
 from ..layout_rules.convert import ROLES, checked
 from ..layout_rules.own import is_own
 from ..layout_rules.rules import MAKERS, RULES
@@ -37,11 +38,10 @@ from ..layout_rules.values import Fields, Opaque, Order, Results, State, Value, 
 from ..ops import lookup
 from ..ops.hooks import CONVERT_LAYOUT
 from ..rewrite import over, rewrite
-from ..steps import order
 from ..types import TensorType, TupleType
 from ..variables import free_vars
 from .alter_op_layout import alter_op_layout
-from .hooked import attributes, is_kernel, replacement
+from .user_hooks import attributes, is_kernel, replacement
 
 Desired = Mapping[str, Sequence[str]]
 

@@ -13,7 +13,7 @@ from ..ops import REGISTRY, Attr, lookup
 from ..ops.table import attributes_of_run
 from ..rewrite import rewrite
 from .fold_constant import fold_constant
-from .hooked import attributes, kernels
+from .user_hooks import attributes, kernels
 
 _DYN = "dyn."
 

@@ -22,9 +22,9 @@ from ..ast import (
     children,
     post_order,
 )
+from ..iterative_walks import order
 from ..op.registration import is_stateful
 from ..rewrite import rewrite
-from ..steps import order
 from .normal_forms import without_lets
 
 

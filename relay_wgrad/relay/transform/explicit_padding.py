@@ -11,7 +11,7 @@ from ..ast import Call, Constant, Expr, Function, Op
 from ..make import call
 from ..rewrite import rewrite
 from ..types import TensorType
-from .hooked import attributes, kernels
+from .user_hooks import attributes, kernels
 
 # What pads an operator's data: zero, or (None) the least number of its dtype, which a window that
 # lies in the padding whole gives too.

@@ -13,7 +13,6 @@ from tvm.target import Target
 from ...dtypes import numpy_dtype
 from ...keys import PRIMITIVE
 from ...pipeline.fold_constant import is_worth
-from ..alone import compiles
 from ..ast import (
     Call,
     Constant,
@@ -31,11 +30,12 @@ from ..ast import (
 )
 from ..build import build
 from ..graph_executor import GraphModule
+from ..isolated_calls import compiles
+from ..iterative_walks import order
 from ..op.registration import is_stateful
+from ..ops.constant_operands import check_values, checked_argument
 from ..ops.empty import bytes_of
-from ..ops.values import check_values, checked_argument
 from ..rewrite import rewrite
-from ..steps import order
 from ..types import TensorType, TupleType, Type
 from .normal_forms import without_lets
 
@@ -49,9 +49,9 @@ def fold_constant(function: Function) -> Function:
 
     Calls without arguments (`zeros`) stay, and so do functions that are one operator's kernel.
     All that is computed is one program, compiled once for the CPU; but what an operator asks of
-    values (`ops.values`) is known before it is computed.  A call that has no value (an integer
-    divided by zero), that TVM cannot compile, or whose result would fill the memory, stays as it
-    is: `build` says what is wrong with it, and where, if the program needs it.
+    values (`ops.constant_operands`) is known before it is computed.  A call that has no value (an
+    integer divided by zero), that TVM cannot compile, or whose result would fill the memory, stays
+    as it is: `build` says what is wrong with it, and where, if the program needs it.
     """
     function = _known_sizes(function)
     refused: set[Expr] = set()
@@ -174,7 +174,7 @@ def _foldable(function: Function, refused: set[Expr]) -> tuple[set[Expr], bool]:
         if not all(child in out for child in _operands(node)):
             continue
         if isinstance(node, Call):
-            asked = _asked(node)
+            asked = _deciding_argument(node)
             if asked is not None and not isinstance(asked, Constant):
                 waiting = True
                 continue
@@ -185,7 +185,7 @@ def _foldable(function: Function, refused: set[Expr]) -> tuple[set[Expr], bool]:
     return out, waiting
 
 
-def _asked(call: Call) -> Expr | None:
+def _deciding_argument(call: Call) -> Expr | None:
     """The argument whose values decide whether a call has one."""
     assert isinstance(call.op, Op)
     index = checked_argument(call.op.name)

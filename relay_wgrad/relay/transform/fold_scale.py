@@ -13,10 +13,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from ..ast import Call, Expr, Function, children, post_order
+from ..iterative_walks import order
 from ..make import call
 from ..rewrite import over
-from ..steps import order
-from .hooked import attributes, kernels
 from .scale_axis import (
     CONVOLUTIONS,
     Wish,
@@ -30,6 +29,7 @@ from .scale_axis import (
     tensor,
     weighted,
 )
+from .user_hooks import attributes, kernels
 
 _CONSUMERS = (*CONVOLUTIONS, "nn.dense")
 _RELUS = ("nn.relu", "nn.leaky_relu")
@@ -57,7 +57,7 @@ class _Forward:
 
     def folded(self) -> Function:
         for node in reversed(self.nodes):
-            asked = _asked(node, self.wishes.get(node))
+            asked = _scaled_argument(node, self.wishes.get(node))
             for index, child in enumerate(children(node), -1):  # the first is a call's operator
                 wish = asked[1] if asked is not None and index == asked[0] else None
                 known = child in self.wishes
@@ -104,7 +104,7 @@ class _Forward:
         return replace(node, args=tuple(args))
 
 
-def _asked(node: Expr, wish: Wish | None) -> tuple[int, Wish] | None:
+def _scaled_argument(node: Expr, wish: Wish | None) -> tuple[int, Wish] | None:
     """The argument of a call that may have a factor, and which; None if none may."""
     if not isinstance(node, Call):
         return None

@@ -23,7 +23,7 @@ from ..ops import REGISTRY
 from ..ops.annotation import STOP
 from ..rewrite import over, rewrite
 from .fusion_groups import Node, groups
-from .hooked import is_kernel
+from .user_hooks import is_kernel
 
 RESHAPE_ONLY = "relay.reshape_only"
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..ast import Call, Constant, Expr, Function, If, Let, Op, Tuple, TupleGetItem, children
+from ..iterative_walks import order
 from ..op.registration import get_attr
 from ..ops.facts import OpPattern
-from ..steps import order
 from ..types import TensorType, TupleType
-from .hooked import is_kernel
+from .user_hooks import is_kernel
 
 # Constants of no axes and these dtypes are written into the kernel.
 _SIMPLE = frozenset(["int32", "int64", "float32", "float64", "bool"])

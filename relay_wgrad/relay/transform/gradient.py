@@ -35,11 +35,11 @@ from ..ast import (
     post_order,
 )
 from ..infer import agree, fail, infer_expr, infer_module, infer_types, place
+from ..iterative_walks import order
 from ..make import call
 from ..ops import show
 from ..ops.hooks import GRADIENTS
 from ..rewrite import rewrite
-from ..steps import order
 from ..surface import check_relay_module
 from ..types import FuncType, TensorType, TupleType, Type
 from .normal_forms import inlined

@@ -11,7 +11,7 @@ from ..call_graph import CallGraph
 from ..rewrite import over, rewrite
 from ..types import FuncType
 from ..variables import free_vars
-from .hooked import is_kernel
+from .user_hooks import is_kernel
 
 EXTERN = "Extern"
 

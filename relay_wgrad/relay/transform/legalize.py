@@ -29,7 +29,7 @@ from ..ops import show
 from ..ops.hooks import LEGALIZE, PACKAGE_LEVEL
 from ..rewrite import rewrite
 from ..types import TensorType, Type
-from .hooked import attributes, kernels, replacement
+from .user_hooks import attributes, kernels, replacement
 
 WGRAD = "nn.conv2d_backward_weight"
 
@@ -98,7 +98,7 @@ def conv2d_backward_weight(
     out = call(
         "nn.conv2d", data, grad, strides=attrs["dilation"], dilation=attrs["strides"], **taken
     )
-    made = _made((h, w), (p, q), attrs)
+    made = _composite_windows((h, w), (p, q), attrs)
     if between:
         out = call("reshape", out, newshape=[n, groups, share, filters, *made])
         out = call("sum", out, axis=[0])
@@ -127,7 +127,9 @@ def _in_layout(x: Expr, src: str, dst: str) -> Expr:
     return x if src == dst else call("layout_transform", x, src_layout=src, dst_layout=dst)
 
 
-def _made(size: Sequence[int], pixels: Sequence[int], attrs: Mapping[str, Any]) -> tuple[int, ...]:
+def _composite_windows(
+    size: Sequence[int], pixels: Sequence[int], attrs: Mapping[str, Any]
+) -> tuple[int, ...]:
     """R' and S': the windows that the composite's convolution finds, at least R and S."""
     pads = tuple(attrs["padding"])
     pads = pads * (4 // len(pads))  # top, left, bottom, right

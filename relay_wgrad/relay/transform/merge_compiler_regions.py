@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ast import Call, Expr, Function, Let, children, post_order
+from ..iterative_walks import order
 from ..ops.annotation import BEGIN, END
 from ..rewrite import rewrite
-from ..steps import order
 from .annotate_target import mark_of
 from .regions import Region, Regions, merge
 

@@ -23,8 +23,8 @@ from ..ast import (
     children,
 )
 from ..infer import fail
+from ..iterative_walks import order, run
 from ..rewrite import over
-from ..steps import order, run
 
 _DEPTH = 200  # of calls of functions within functions
 

@@ -20,9 +20,9 @@ from ..ast import (
     Var,
     children,
 )
+from ..iterative_walks import order
 from ..ops.annotation import BEGIN, END
 from ..rewrite import over, rewrite
-from ..steps import order
 from ..types import TupleType
 from .annotate_target import DEFAULT, mark_of, marked
 from .regions import Region, Regions

@@ -32,13 +32,13 @@ from ...transform.raising.report import RaiseEntry, RaiseReport
 from ...transform.raising.transform import changes_in, warn_of_groups
 from ..ast import Call, Expr, Function, IRModule, Let, Op, Var, children, post_order
 from ..infer import unified
+from ..iterative_walks import order
 from ..make import call as make_call
 from ..ops import lookup, show
 from ..rewrite import rewrite
-from ..steps import order
-from .hooked import attributes, is_kernel
 from .normal_forms import without_lets
 from .relax_blocks import Block, relax_blocks, type_of
+from .user_hooks import attributes, is_kernel
 
 CONV2D = "nn.conv2d"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from ..ast import Call, Expr, Function, IRModule, Let, Op, Tuple, Var, children
 from ..infer import infer_module, infer_types
+from ..iterative_walks import order
 from ..layer_count import count_layers
 from ..make import call
 from ..ops import lookup
 from ..rewrite import rewrite
-from ..steps import order
 from ..types import TensorType
 
 

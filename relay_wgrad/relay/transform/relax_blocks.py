@@ -21,10 +21,10 @@ from tvm import relax
 
 from ...graph.walk import bindings_of
 from ..ast import Call, Constant, Expr, Function, GlobalVar, If, Let, Op, Tuple, TupleGetItem, Var
+from ..iterative_walks import order
 from ..ops import lookup
 from ..ops.annotation import BEGIN, END
 from ..sizes import identifier, relax_type
-from ..steps import order
 from ..types import FuncType, Type
 
 # In Relax these may be their operand.  A program that has them means them: the end of a region, of

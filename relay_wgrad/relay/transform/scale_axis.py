@@ -19,7 +19,7 @@ from ..ast import Call, Constant, Expr, Op
 from ..layout_rules.named import Layout
 from ..make import call
 from ..types import TensorType
-from .hooked import attributes
+from .user_hooks import attributes
 
 CONVOLUTIONS = ("nn.conv2d", "nn.conv3d")
 # What gives its argument's numbers, each at least once, and no others.
@@ -104,14 +104,14 @@ def _places(layout: Layout, axis: str) -> tuple[int, ...]:
 
 def _product(ty: TensorType, axes: Sequence[int]) -> int | None:
     sizes = [ty.shape[i] for i in axes]
-    return prod(d for d in sizes if isinstance(d, int)) if _known(sizes) else None
+    return prod(d for d in sizes if isinstance(d, int)) if _are_numbers(sizes) else None
 
 
 def _size(layout: Layout, ty: TensorType, axis: str) -> int | None:
     return _product(ty, _places(layout, axis))
 
 
-def _known(sizes: Sequence[Any]) -> bool:
+def _are_numbers(sizes: Sequence[Any]) -> bool:
     return all(isinstance(d, int) for d in sizes)
 
 
@@ -135,7 +135,7 @@ def is_factor(data: Expr, factor: Expr, wish: Wish) -> bool:
     big, small = tensor(data), tensor(factor)
     if big is None or small is None or big.dtype != small.dtype:
         return False
-    is_number = not small.shape and _known([big.shape[i] for i in wish.axes])
+    is_number = not small.shape and _are_numbers([big.shape[i] for i in wish.axes])
     return (is_number or fits(data, factor, wish.axes)) and _allowed(wish, factor)
 
 

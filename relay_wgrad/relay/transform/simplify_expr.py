@@ -14,8 +14,8 @@ from ..make import call
 from ..ops import lookup
 from ..rewrite import over, rewrite
 from ..types import TensorType
-from .hooked import filling, kernels
 from .simplify_rules import RULES, Known
+from .user_hooks import filling, kernels
 
 
 def simplify_expr(function: Function) -> Function:

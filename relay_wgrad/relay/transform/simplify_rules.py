@@ -17,7 +17,7 @@ from ..ast import Call, Constant, Expr, Op
 from ..make import call
 from ..ops import lookup
 from ..types import TensorType, Type
-from .hooked import filling
+from .user_hooks import filling
 
 _INTEGERS = "bui"
 

@@ -7,7 +7,7 @@ from ..make import call
 from ..ops.annotation import STOP
 from ..rewrite import rewrite
 from ..types import TensorType, Type
-from .hooked import attributes, kernels
+from .user_hooks import attributes, kernels
 
 
 def split_args(function: Function, most: int) -> Function:

@@ -30,13 +30,12 @@ from ..ast import (
     post_order,
 )
 from ..infer import fail, place
+from ..iterative_walks import order
 from ..make import call
 from ..ops import lookup
 from ..rewrite import over
-from ..steps import order
 from ..types import TensorType, TupleType, Type
 from .context import option
-from .hooked import is_kernel
 from .mixed_precision import (
     MIXED_PRECISION_ALWAYS,
     MIXED_PRECISION_FOLLOW,
@@ -44,6 +43,7 @@ from .mixed_precision import (
     conversion,
 )
 from .passes import Pass, per_function
+from .user_hooks import is_kernel
 
 # The largest number of each, and the smallest above zero.
 RANGES = {
@@ -62,7 +62,7 @@ def ToMixedPrecision(  # noqa: N802
 ) -> Pass:
     """The program with convolutions and products in another precision, and what can follow them.
 
-    missing_op_mode : what becomes of operators that nothing says how to convert: 0 refuses them, 1
+    missing_op_mode : for operators without a conversion rule: 0 refuses them, 1
         warns, 2 says nothing; they follow their operands.
 
     The context's option `relay.ToMixedPrecision.keep_orig_output_dtype` keeps results' types.

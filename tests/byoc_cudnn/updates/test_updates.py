@@ -23,8 +23,8 @@ from byoc_cudnn.updates.lower import lower_updates
 from relay_wgrad.frontend import TrainingGraph, from_onnx
 from relay_wgrad.training import trainer
 from relay_wgrad.training.devices import place
+from relay_wgrad.training.graph_replay import WARM
 from relay_wgrad.training.optim import make_optimizer, optimizer_for
-from relay_wgrad.training.repeated import WARM
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.training.trainer import Trainer
 from relay_wgrad.training.update import Update, rates

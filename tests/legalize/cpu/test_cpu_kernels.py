@@ -18,8 +18,8 @@ from benchmarks.cpu import extra_bytes
 from legalize import cpu
 from legalize.cpu.direct import affine
 from legalize.cpu.direct.product import as_product
+from legalize.cpu.emitters import axes, memory
 from legalize.cpu.machine import machine
-from legalize.cpu.words import axes, memory
 from relay_wgrad.cores import configure_threads, usable_cores
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.cpu_kernels import TARGET, error_of, run

@@ -13,7 +13,7 @@ from tvm.target import Target
 
 from legalize import cpu
 from legalize.cpu import max_pool
-from legalize.cpu.words.loops import alignment
+from legalize.cpu.emitters.loops import alignment
 from relay_wgrad.problem import ConvProblem
 from tests.support.children import run_code
 from tests.support.problems import (

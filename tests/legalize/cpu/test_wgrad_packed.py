@@ -10,10 +10,10 @@ import tvm
 from tvm.target import Target
 
 from legalize import cpu
+from legalize.cpu.emitters import memory
 from legalize.cpu.machine import Machine, machine
 from legalize.cpu.wgrad import packed as wgrad_packed
-from legalize.cpu.wgrad.shares import Shares, Work, best_shares
-from legalize.cpu.words import memory
+from legalize.cpu.wgrad.work_split import Work, WorkSplit, best_split
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.cpu_kernels import error_of, run
 from tests.support.problems import random_operands, random_problem, tolerance
@@ -67,22 +67,22 @@ def small_caches(patch: pytest.MonkeyPatch, l1_bytes: int, l2_bytes: int) -> Non
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Shares, Work]]:
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[WorkSplit, Work]]:
     """The shares of the kernels that a test makes."""
     made = []
 
-    def remember(work: Work, m: Machine) -> Shares:
-        made.append((best_shares(work, m), work))
+    def remember(work: Work, m: Machine) -> WorkSplit:
+        made.append((best_split(work, m), work))
         return made[-1][0]
 
-    monkeypatch.setattr(wgrad_packed, "best_shares", remember)
+    monkeypatch.setattr(wgrad_packed, "best_split", remember)
     return made
 
 
 @pytest.mark.parametrize("l1_bytes", [2048, 1 << 15])
 @pytest.mark.parametrize("line", LINES)
 def test_units_and_chunks(
-    line: str, l1_bytes: int, chosen: list[tuple[Shares, Work]], monkeypatch: pytest.MonkeyPatch
+    line: str, l1_bytes: int, chosen: list[tuple[WorkSplit, Work]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_caches(monkeypatch, l1_bytes, 4 * l1_bytes)
     problem = parse(line)
@@ -99,10 +99,10 @@ def test_every_plan(
 ) -> None:
     """Parts of the pixels, and chunks the last of which is shorter."""
 
-    def fixed(work: Work, m: Machine) -> Shares:
-        return Shares(splits, min(k_blocks, work.blocks), min(c_tiles, work.tiles))
+    def fixed(work: Work, m: Machine) -> WorkSplit:
+        return WorkSplit(splits, min(k_blocks, work.blocks), min(c_tiles, work.tiles))
 
-    monkeypatch.setattr(wgrad_packed, "best_shares", fixed)
+    monkeypatch.setattr(wgrad_packed, "best_split", fixed)
     small_caches(monkeypatch, 2048, 8192)
     for line in (
         "n=2 c=46 h=7 w=6 k=72 r=3 s=3 stride=2,1 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",

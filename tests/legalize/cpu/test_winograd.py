@@ -46,7 +46,7 @@ def functions(problem: ConvProblem, target: Target) -> str:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Winograd wherever the algebra allows, however small the problem."""
-    monkeypatch.setattr(winograd, "worth", lambda problem, m: winograd.applies(problem))
+    monkeypatch.setattr(winograd, "pays", lambda problem, m: winograd.applies(problem))
 
 
 EDGES = """
@@ -97,7 +97,7 @@ def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> N
 def test_weights_transformed_in_tasks(
     line: str, kind: ConvKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(winograd_weights, "worth", lambda problem, m: True)
+    monkeypatch.setattr(winograd_weights, "pays", lambda problem, m: True)
     problem = ConvProblem.parse(f"{kind.value} r=3 s=3 {line}")
     assert run(problem) <= tolerance(problem) + ERROR
 
@@ -107,10 +107,10 @@ def test_weights_are_transformed_in_tasks_where_there_are_many() -> None:
     line = "n=8 c=512 h=7 w=7 k=512 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC"
     for kind in (ConvKind.FPROP, ConvKind.DGRAD):
         problem = ConvProblem.parse(f"{kind.value} {line}")
-        assert winograd_weights.worth(problem, machine(target))
-        assert not winograd_weights.worth(replace(problem, n=128), machine(target))
-        assert not winograd_weights.worth(replace(problem, c=96), machine(target))
-        assert not winograd_weights.worth(
+        assert winograd_weights.pays(problem, machine(target))
+        assert not winograd_weights.pays(replace(problem, n=128), machine(target))
+        assert not winograd_weights.pays(replace(problem, c=96), machine(target))
+        assert not winograd_weights.pays(
             replace(problem, data_layout="NCHW", grad_layout="NCHW"), machine(target)
         )
 

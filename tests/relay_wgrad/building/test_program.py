@@ -22,7 +22,7 @@ from tvm.target import Target
 
 from legalize.cpu import host_target
 from relay_wgrad.building import objects, program, programs, versions
-from relay_wgrad.building.kept import Kept
+from relay_wgrad.building.disk_cache import DiskCache
 from relay_wgrad.building.program import Program, build
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training.compiled import compile_module
@@ -48,8 +48,8 @@ def module(constant: float = 0.5, tensor: float = 1.0, size: Any = SIZE) -> tvm.
     return bb.get()
 
 
-def kept(folder: Path) -> Kept:
-    return Kept({"RELAY_WGRAD_CACHE": str(folder)})
+def kept(folder: Path) -> DiskCache:
+    return DiskCache({"RELAY_WGRAD_CACHE": str(folder)})
 
 
 def nobody(done: int, of: int, kept: int) -> None:

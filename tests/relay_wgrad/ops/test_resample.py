@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.frontend.context import Context, Options
-from relay_wgrad.frontend.resampled import at_places
+from relay_wgrad.frontend.resampling import at_places
 from relay_wgrad.ops.resample import table_of, transposed
 from relay_wgrad.transform import ConvertLayout, grad, mixed_precision
 from tests.support.built import built

@@ -20,7 +20,7 @@ from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
 from relay_wgrad.ops.algebra import fprop_call, wgrad_call
 from relay_wgrad.pipeline.cuda_depth import SpaceToDepth
-from relay_wgrad.training.two_parts import BACKWARD, FORWARD, two_parts
+from relay_wgrad.training.forward_backward import BACKWARD, FORWARD, two_parts
 from relay_wgrad.transform import space_to_depth
 from tests.support.cuda_source import cuda_source, read_back
 from tests.support.partition_cases import module

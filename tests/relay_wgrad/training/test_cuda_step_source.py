@@ -13,11 +13,11 @@ from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.direct import missing
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.problem import ConvProblem
-from relay_wgrad.training.kept import kept_in_layout
 from relay_wgrad.training.libraries import backend_options, partitioned
 from relay_wgrad.training.optim import OPTIMIZERS, is_decoupled, optimizer_for
 from relay_wgrad.training.options import Options
 from relay_wgrad.training.step import ADJOINT, step_module
+from relay_wgrad.training.stored_layout import kept_in_layout
 from relay_wgrad.training.update import Update
 from relay_wgrad.training.updating import UPDATE
 from relay_wgrad.training.whole_step import FOUND, NOT_FINITE, with_update, with_watch

@@ -13,7 +13,7 @@ from tvm import relax
 
 from byoc_cudnn.backends.cuda_direct.faster import microseconds
 from byoc_cudnn.table import backend_of
-from byoc_cudnn.tuning import measured as measuring
+from byoc_cudnn.tuning import missing_measurements as measuring
 from byoc_cudnn.tuning.record import Measurement, Record, without_pins
 from byoc_cudnn.tuning.versions import versions
 from relay_wgrad.training import gpu

@@ -14,8 +14,8 @@ from torch.nn import functional as fn
 from relay_wgrad.frontend import from_onnx, from_torch
 from relay_wgrad.inspection.partial import left_out
 from relay_wgrad.training import state
-from relay_wgrad.training.kept import kept_in_layout
 from relay_wgrad.training.step import ADJOINT, step_module
+from relay_wgrad.training.stored_layout import kept_in_layout
 from relay_wgrad.training.trainer import Trainer
 from relay_wgrad.training.update import Update
 from tests.support.fast import FAST

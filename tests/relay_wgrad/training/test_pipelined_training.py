@@ -19,10 +19,10 @@ from relay_wgrad.training import loss_scale, state
 from relay_wgrad.training import trainer as module
 from relay_wgrad.training.capture import Lane, refusal
 from relay_wgrad.training.devices import place
-from relay_wgrad.training.lines import Filler
+from relay_wgrad.training.graph_replay import TRIES, WARM, Repeated
 from relay_wgrad.training.options import Options
-from relay_wgrad.training.repeated import TRIES, WARM, Repeated
 from relay_wgrad.training.trainer import CHECK_EVERY, Trainer
+from relay_wgrad.training.transfers import Filler
 from relay_wgrad.training.update import rates
 from relay_wgrad.training.whole_step import WholeStep
 from tests.support.cuda_stand_in import Counting, Repeating, runtime, stand_in

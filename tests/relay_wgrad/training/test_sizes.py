@@ -29,11 +29,11 @@ from relay_wgrad.training.compiled import Compiled, compile_module
 from relay_wgrad.training.data import Data
 from relay_wgrad.training.devices import place
 from relay_wgrad.training.evaluation import Evaluator
-from relay_wgrad.training.kept import kept_in_layout
+from relay_wgrad.training.graph_replay import WARM, Repeated
 from relay_wgrad.training.options import Options
 from relay_wgrad.training.places import Place
-from relay_wgrad.training.repeated import WARM, Repeated
 from relay_wgrad.training.step import ADJOINT, step_module
+from relay_wgrad.training.stored_layout import kept_in_layout
 from tests.support.cuda_stand_in import Counting, Repeating, runtime, stand_in
 from tests.support.fast import FAST
 from tests.support.trained import same, snapshot

@@ -14,7 +14,7 @@ import numpy as np
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.ast import MetaAttrs
-from relay_wgrad.relay.boxes import BoxInt, plain
+from relay_wgrad.relay.boxed_values import BoxInt, plain
 from relay_wgrad.relay.ops import lookup
 from relay_wgrad.relay.rewrite import rewrite
 from relay_wgrad.relay.text import metadata_writer, printer

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from relay_wgrad import relay
 from relay_wgrad.ops.elementwise import by
 from relay_wgrad.relay.ast import children
+from relay_wgrad.relay.iterative_walks import order
 from relay_wgrad.relay.ops import lookup
-from relay_wgrad.relay.steps import order
 
 Attrs = Mapping[str, Any]
 

@@ -9,10 +9,10 @@ from functools import partial
 from inspect import Parameter
 from pathlib import Path
 
-from relay_wgrad.relay.op import made
+from relay_wgrad.relay.op import generated
 from relay_wgrad.relay.ops import REGISTRY
 
-FOLDER = Path(made.__file__).parent
+FOLDER = Path(generated.__file__).parent
 NAMES = ("tensor", "nn", "image", "vision", "random", "annotation")
 HEAD = "Written by `pytest --update-golden tests/relay_wgrad/relay/test_builders.py`."
 
@@ -41,7 +41,7 @@ def stub(name: str) -> str:
     wrap = partial(textwrap.wrap, width=100, subsequent_indent="    ", break_on_hyphens=False)
     lines = wrap(f"__all__ = {json.dumps(list(operators))}")
     for each, op in operators.items():
-        signature = made.signature_of(op)
+        signature = generated.signature_of(op)
         arguments = [_argument(p) for p in signature.parameters.values()]
         gives = f") -> {signature.return_annotation}: ..."
         line = f"def {each}({', '.join(arguments)}{gives}"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as fn
 from onnx import helper, numpy_helper
 
-from relay_wgrad.frontend.onnx.bundled import load
+from relay_wgrad.frontend.onnx.model_source import load
 
 Attributes = dict[str, Any]
 

@@ -14,11 +14,11 @@ from tvm.ir import GlobalVar, IRModule
 from ....graph.walk import bindings_of
 from ....ir import op_name
 from ...weights import Array
-from . import convolutions, elementwise, losses, moving, pools
+from . import convolutions, data_movement, elementwise, losses, pools
 from .writer import IR_VERSION, OPSET, Names, Row, Writer, dtype, elem_type, shape_of, sizes
 
 ROWS: dict[str, Row] = {
-    **elementwise.ROWS, **moving.ROWS, **convolutions.ROWS, **pools.ROWS, **losses.ROWS,
+    **elementwise.ROWS, **data_movement.ROWS, **convolutions.ROWS, **pools.ROWS, **losses.ROWS,
 }  # fmt: skip
 """Relax's operator -> what writes it."""
 

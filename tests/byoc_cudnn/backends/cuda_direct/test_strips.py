@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from byoc_cudnn.backends.cuda_direct.depthwise import strip_of
+from byoc_cudnn.backends.cuda_direct.depthwise_variants import FACTORS, THREADS, Form
 from byoc_cudnn.backends.cuda_direct.kernels import PREFIX, Kernel
 from byoc_cudnn.backends.cuda_direct.model import Choice, ranked
-from byoc_cudnn.backends.cuda_direct.strips import FACTORS, THREADS, Form
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.direct_emulated import library, share
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from byoc_cudnn.backends.cuda_direct.bands import Bands
 from byoc_cudnn.backends.cuda_direct.check import check
 from byoc_cudnn.backends.cuda_direct.depthwise import strip_of
+from byoc_cudnn.backends.cuda_direct.depthwise_bands import Bands
 from byoc_cudnn.backends.cuda_direct.kernels import Kernel, source_of
 from byoc_cudnn.backends.cuda_direct.machine import REGISTERS
 from byoc_cudnn.backends.cuda_direct.model import ranked

@@ -18,9 +18,9 @@ import torch
 from byoc_cudnn.backends.cudnn import loaded as cudnn_library
 from byoc_cudnn.backends.cudnn.check import Options
 from byoc_cudnn.backends.cudnn.loaded import CONVOLUTION, arguments, source
-from byoc_cudnn.building import standing
+from byoc_cudnn.building import fixed_source
 from byoc_cudnn.building.toolchain import ToolchainError, find
-from relay_wgrad.building import kept
+from relay_wgrad.building import disk_cache
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.torch import cuda_kernels
 from tests.support.children import run_code
@@ -189,7 +189,7 @@ def test_pytorchs_kernels(
 ) -> None:
     """They are the library's, lopsided padding or not; nothing is compiled for them."""
     monkeypatch.setattr(cudnn_library.LIBRARY, "loaded", real[1])
-    monkeypatch.setattr(standing, "run_tool", None)
+    monkeypatch.setattr(fixed_source, "run_tool", None)
     problem = ConvProblem.parse(f"{kind.value} n=1 c=4 h=5 w=6 k=2 r=2 s=2 pad={pad}")
     asked = cuda_kernels.Asked(False, True, True)
     name, kernel = cuda_kernels.kernel(problem, torch.device("cuda"), asked)
@@ -210,17 +210,17 @@ def test_a_library_is_built_once(copied: Setting) -> None:
 def test_the_key_has_what_the_library_depends_on(copied: Setting) -> None:
     found, text = find(copied.environ), source()
     digests = [
-        standing.digest(text, found),
-        standing.digest(text + "\n", found),
-        standing.digest(text, replace(found, compiler=(*found.compiler, "-O3"))),
-        standing.digest(text, replace(found, cudnn=replace(found.cudnn, version=(9, 99)))),
-        standing.digest(text, replace(found, cuda=replace(found.cuda, version=(13, 9)))),
-        standing.digest(text, replace(found, cuda=replace(found.cuda, includes=()))),
+        fixed_source.digest(text, found),
+        fixed_source.digest(text + "\n", found),
+        fixed_source.digest(text, replace(found, compiler=(*found.compiler, "-O3"))),
+        fixed_source.digest(text, replace(found, cudnn=replace(found.cudnn, version=(9, 99)))),
+        fixed_source.digest(text, replace(found, cuda=replace(found.cuda, version=(13, 9)))),
+        fixed_source.digest(text, replace(found, cuda=replace(found.cuda, includes=()))),
     ]
     copied.compiler(COPIES, version=2, first="", library="")
-    digests.append(standing.digest(text, found))
+    digests.append(fixed_source.digest(text, found))
     assert len(set(digests)) == len(digests)
-    assert standing.digest(text, found) == digests[-1]
+    assert fixed_source.digest(text, found) == digests[-1]
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "flipped", "longer", "link", "not a file"])
@@ -263,7 +263,7 @@ def test_a_folder_that_cannot_be_trusted(
     (path,) = copied.files
     path.unlink()
     library = b"no library"
-    kept.write(path, library)
+    disk_cache.write(path, library)
     message = "the folder must be yours alone"
     if fault == "foreign":
         other = os.geteuid() + 1

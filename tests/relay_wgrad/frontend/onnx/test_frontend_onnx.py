@@ -16,7 +16,7 @@ from tvm import relax
 
 import relay_wgrad
 from relay_wgrad.frontend import BUNDLED, from_onnx
-from relay_wgrad.frontend.onnx.bundled import load
+from relay_wgrad.frontend.onnx.model_source import load
 from relay_wgrad.training.optim import make_optimizer
 from tests.support.fast import FAST
 from tests.support.onnx.models import F64, call, draw, node, relative, tiny, with_weights

@@ -17,7 +17,7 @@ import relay_wgrad.torch as rt
 from relay_wgrad.frontend import from_aot, from_torch
 from relay_wgrad.frontend.torch.aot_ops import AOT_OPS
 from relay_wgrad.frontend.torch.composed import COMPOSED
-from relay_wgrad.frontend.torch.halves import AS_THEY_ARE
+from relay_wgrad.frontend.torch.half_precision import AS_THEY_ARE
 from relay_wgrad.frontend.torch.names import op_of
 from relay_wgrad.frontend.torch.ops import FILLING, HINTS, OPS
 from relay_wgrad.torch.compiler import backend

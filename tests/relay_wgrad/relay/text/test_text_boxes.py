@@ -15,7 +15,7 @@ import pytest
 import tvm
 
 from relay_wgrad import relay
-from relay_wgrad.relay.boxes import BoxBool, BoxFloat, BoxInt
+from relay_wgrad.relay.boxed_values import BoxBool, BoxFloat, BoxInt
 from relay_wgrad.relay.errors import RelayTextError
 from tests.support.relay.texts import HEADER
 

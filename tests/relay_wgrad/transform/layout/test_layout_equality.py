@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks.layout_equality import TOLERANCE, compare, zero_gradients
 from relay_wgrad.frontend import TrainingGraph, from_onnx
-from relay_wgrad.frontend.onnx.bundled import load as load_onnx
+from relay_wgrad.frontend.onnx.model_source import load as load_onnx
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.transform import ConvertLayout, converted_params, converted_results, grad
 from tests.support.layout_cases import machine_of, run

@@ -1,0 +1,264 @@
+"""First layers, of few channels, on tensor cores: what they take, their tiles, their times.
+
+The device's code is `templates/first_*.h`; its `First` has a kernel's constants.  Terms of a
+product are pairs of elements of rows of the image, which lie in shared memory as in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from ...decision import YES, Decision, no
+from . import machine, warps
+from .family import Family, Numbers, sized
+
+MOST_CHANNELS, MOST_TAPS, MOST_STRIDE = 4, 16, 16  # taps along an axis
+_SUMS = 160  # registers of a thread's sums, at most
+_REGISTERS = 250  # of a thread, at most
+_UNITS = 16  # times 8 columns of a phase, of a tile
+_WARPS = 8  # of a block, about
+_SETS = 4  # of a warp's sums that are considered
+# Fitted to an H200's times.  Cycles of a multiprocessor that is full: of 16 bytes that 32 threads
+# copy, beside a tile's work, and of a block's beginning; so many times as long takes a warp alone.
+_COPY = {ConvKind.FPROP: 18.0, ConvKind.WGRAD: 14.0}
+_ALONE = {ConvKind.FPROP: 8.8, ConvKind.WGRAD: 7.6}
+_TILE = {ConvKind.FPROP: 125.0, ConvKind.WGRAD: 1160.0}
+_BEGIN = {ConvKind.FPROP: 8000.0, ConvKind.WGRAD: 3900.0}
+_AGAIN = {ConvKind.FPROP: 0.46, ConvKind.WGRAD: 1.0}  # of the bytes of tiles, from the cache
+_POWER = {ConvKind.FPROP: 3.3, ConvKind.WGRAD: 4.2}  # of a norm: how well memory and the rest hide
+_NARROW = {8: 0.0, 4: 3.0, 2: 3.0, 1: 11.0}  # times as much for copies of less: not measured
+_TOGETHER = 8.0  # of a norm: blocks side by side, and one alone
+_PARTS, _PARTS_BANDWIDTH = 264, 2.0e6  # of a weight's gradient; bytes per microsecond, out and in
+
+
+@dataclass(frozen=True)
+class First:
+    """The constants of `templates/first_rows.h`, in its order."""
+
+    c: int
+    k: int
+    r: int
+    s: int
+    stride: int
+    top: int
+    left: int
+    rows: int
+    units: int
+    mt: int
+    nt: int
+    warps: int
+    stages: int
+
+    @property
+    def phases(self) -> int:
+        """Of columns: two where a step of a pixel is an odd number of elements."""
+        return self.stride * self.c % 2 + 1
+
+    @property
+    def pairs(self) -> int:
+        """Of elements, of a row of taps."""
+        return _ceil(self.s * self.c + (self.phases > 1 or self.left * self.c % 2 == 1), 2)
+
+    @property
+    def blocks(self) -> int:
+        """Of 16 terms."""
+        return _ceil(self.r * self.pairs, 8)
+
+    @property
+    def columns(self) -> int:
+        return 8 * self.phases * self.units
+
+    @property
+    def tile(self) -> int:
+        """Bytes of the image's rows."""
+        margin = -self.left * self.c % 8
+        elements = margin + (self.columns - 1) * self.stride * self.c + 2 * self.pairs
+        return ((self.rows - 1) * self.stride + self.r) * _ceil(elements, 8) * 16
+
+    @property
+    def groups(self) -> int:
+        """Of 32 filters."""
+        return _ceil(self.k, 32)
+
+    def filters(self) -> int:
+        """Bytes of the filters in shared memory."""
+        return self.phases * self.groups * 32 * (2 * self.blocks + 1) * 16
+
+    def apart(self) -> int:
+        """Warps of a gradient that have different sums."""
+        return self.phases * _ceil(self.blocks, self.mt) * _ceil(self.k // 8, self.nt)
+
+    def shared(self, kind: ConvKind) -> int:
+        """What `FirstImage::BYTES` or `FirstWeight::BYTES` is."""
+        if kind is not ConvKind.WGRAD:
+            return self.filters() + self.stages * self.tile
+        grad = self.rows * self.columns * (self.k // 8 | 1) * 16
+        added = self.warps // self.apart() // 2 * self.apart() * self.mt * self.nt * 512
+        return max(self.stages * (self.tile + grad), added)
+
+    def registers(self, kind: ConvKind) -> int:
+        """Of a thread, about: what the templates make of it."""
+        if kind is ConvKind.WGRAD:
+            return 56 + self.mt * self.nt * 4 + 2 * self.nt + 5 * self.mt
+        return 48 + self.mt * (self.nt * 16 + 8)
+
+    def resident(self, kind: ConvKind) -> int:
+        """Blocks that run at once on a multiprocessor."""
+        by_registers = machine.REGISTERS // (128 * _ceil(self.warps, 4) * self.registers(kind))
+        return max(1, min(4, machine.SHARED // (self.shared(kind) + 1024), by_registers))
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
+    p = problem
+    if p.c > MOST_CHANNELS or p.groups != 1:
+        return no(f"C={p.c} of {p.groups} groups: first layers have up to {MOST_CHANNELS} channels")
+    if p.kind is ConvKind.DGRAD:
+        return no(f"C={p.c}: there is no kernel for the gradient of an image")
+    if not (decision := warps.accepts(p, "first layers")):
+        return decision
+    if p.k % 8:
+        return no(f"K={p.k}: filters of first layers do not come by 8")
+    if p.dilation[0] > 1:
+        return no(f"dilation={p.dilation}: first layers have none")
+    if max(p.r, p.s) > MOST_TAPS or p.strides[0] > MOST_STRIDE:
+        return no(
+            f"a kernel of {p.r}x{p.s}, strides={p.strides}: there are first layers of up to"
+            f" {MOST_TAPS} taps along an axis and strides to {MOST_STRIDE}"
+        )
+    if max(p.padding) > 2 * MOST_TAPS:
+        return no(f"padding={p.padding}: of first layers up to {2 * MOST_TAPS}")
+    known = sized(p)
+    if next(shapes(known, min(warps.SHARED.values())), None):
+        return YES
+    return no(
+        f"{p.k} filters of {p.r}x{p.s}x{p.c}: more than shared memory and a block's sums hold"
+    )
+
+
+def shapes(problem: ConvProblem, shared: int) -> Iterator[First]:
+    """Shapes of a kernel for a problem that fit into some bytes."""
+    found: dict[First, None] = {}
+    many = _gradients(problem) if problem.kind is ConvKind.WGRAD else _results(problem)
+    for shape in many:
+        fits = shape.shared(problem.kind) <= shared and shape.registers(problem.kind) <= _REGISTERS
+        if (
+            fits
+            and 128 * _ceil(shape.warps, 4) * shape.registers(problem.kind) <= machine.REGISTERS
+        ):
+            found.setdefault(shape)
+    yield from found
+
+
+def _across(problem: ConvProblem, phases: int, most: int) -> int:
+    """Units of a tile's row: the fewest idle columns, and of those the most units."""
+    units = _ceil(problem.q, 8 * phases)
+    return min(range(min(units, most), 0, -1), key=lambda u: (_ceil(units, u) * u, -u))
+
+
+def _tiles(problem: ConvProblem, rows: tuple[int, ...], most: int) -> Iterator[tuple[int, int]]:
+    """Rows and units: an even number of both together."""
+    phases = problem.strides[0] * problem.c % 2 + 1
+    across = _across(problem, phases, most)
+    for row in dict.fromkeys(min(r, problem.p) for r in rows):
+        balanced = _ceil(problem.p, _ceil(problem.p, row))
+        yield balanced + balanced * across % 2, across
+
+
+def _results(problem: ConvProblem) -> Iterator[First]:
+    p = problem
+    fixed = (p.c, p.k, p.r, p.s, p.strides[0], p.padding[0], p.padding[1])
+    groups = _ceil(p.k, 32)
+    for rows, across in _tiles(p, (4, 8, 2, 1), _UNITS):
+        for mt, nt in ((2, 1), (2, 2), (4, 1), (1, 2), (1, 1), (1, 3), (2, 3), (4, 2)):
+            if groups % nt or mt * nt * 16 > _SUMS:
+                continue
+            phases = p.strides[0] * p.c % 2 + 1
+            items = _ceil(rows * across, 2 * mt) * phases
+            warps_ = _ceil(items, _ceil(items, _WARPS))
+            yield First(*fixed, rows, across, mt, nt, warps_, 2)
+
+
+def _gradients(problem: ConvProblem) -> Iterator[First]:
+    p = problem
+    fixed = (p.c, p.k, p.r, p.s, p.strides[0], p.padding[0], p.padding[1])
+    for most in (_UNITS, _UNITS // 2, 4):
+        for rows, across in _tiles(p, (4, 2, 1, 8), most):
+            for mt, nt in _sums(First(*fixed, 1, 1, 1, 1, 1, 1)):
+                one = First(*fixed, rows, across, mt, nt, 1, 2)
+                apart, splits = one.apart(), 1
+                while 2 * splits * apart <= _WARPS and 4 * splits <= rows * across:
+                    splits *= 2
+                yield replace(one, warps=apart * splits)
+
+
+def _sums(problem: First) -> list[tuple[int, int]]:
+    """Of a gradient's warp: MT and NT of which a step of all its warps is the cheapest."""
+    blocks, filters = problem.blocks, problem.k // 8
+    found: dict[tuple[int, int], float] = {}
+    for down in range(1, min(blocks, 10) + 1):
+        for beside in range(1, min(filters, 8) + 1):
+            mt, nt = _ceil(blocks, down), _ceil(filters, beside)
+            one = replace(problem, mt=mt, nt=nt)
+            fits = 4 * mt * nt <= _SUMS and one.registers(ConvKind.WGRAD) <= _REGISTERS
+            if fits and one.apart() <= 12:
+                found[mt, nt] = one.apart() * _step(mt, nt)
+    return sorted(found, key=lambda two: found[two])[:_SETS]
+
+
+def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
+    return [astuple(shape) for shape in shapes(problem, warps.SHARED[arch])]
+
+
+def _step(mt: int, nt: int) -> float:
+    """Cycles of a gradient's warp: 16 pixels."""
+    return 15 + 3.6 * mt + nt * (0.5 + 1.47 * mt)
+
+
+def _item(z: First) -> float:
+    """Cycles of a result's warp: its pixels, all filters."""
+    loads = z.blocks * (10 + 4 * z.mt + 2 * z.nt + 16 * z.mt * z.nt)
+    return 0.3 * (30 + z.groups / z.nt * (loads + 139 * z.mt * z.nt))
+
+
+def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
+    """Expected: whole rounds of tiles, and memory, with rows that are read again."""
+    p, z, kind = problem, First(*numbers), problem.kind
+    tiles = p.n * _ceil(p.p, z.rows) * _ceil(p.q, z.columns)
+    units, fit, copied = z.rows * z.units, z.resident(kind), z.tile
+    if kind is ConvKind.WGRAD:
+        all_steps, each = units // 2 * z.apart(), _step(z.mt, z.nt)
+        steps = _ceil(units // 2, z.warps // z.apart())  # of a warp
+        copied += units * z.phases * 16 * p.k
+    else:
+        all_steps, each = _ceil(units, 2 * z.mt) * z.phases, _item(z)
+        steps = _ceil(all_steps, z.warps)
+    by = math.gcd(p.w * p.c, 8)  # elements of a row that are copied at once
+    copies = copied / 512 * _COPY[kind] + z.tile / 512 * _COPY[kind] * _NARROW[by]
+    busy = all_steps * each + copies
+    alone = _ALONE[kind] * (steps * each + copies / z.warps)
+    rounds = _ceil(tiles, machine.MULTIPROCESSORS * fit)
+    whole = rounds * (_norm(_TOGETHER, fit * busy, alone) + _TILE[kind]) + _BEGIN[kind]
+    memory = (p.bytes + tiles * z.tile * _AGAIN[kind]) / machine.BANDWIDTH
+    both = _norm(_POWER[kind], whole / machine.CLOCK, memory)
+    if kind is ConvKind.WGRAD:
+        parts = min(tiles, _PARTS * fit // 2) * z.phases
+        both += parts * p.k * p.c * p.r * p.s * 4 / _PARTS_BANDWIDTH
+    return warps.us(p, both)
+
+
+def _norm(power: float, *values: float) -> float:
+    return float(sum(value**power for value in values) ** (1 / power))
+
+
+FAMILY = Family(
+    "first", (*warps.TEMPLATES, "first_rows.h", "first_image.h", "first_weight.h"),
+    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+)  # fmt: skip

@@ -1,0 +1,93 @@
+// ---- casts, transpositions and scaling of many tensors in one launch --------------------------------
+//
+// A block writes kTile elements of one tensor, in order.  What is transposed is read where it lies: the
+// lines that neighbours in the result are in serve the block's next elements from the first-level cache.
+// Loads are plain ones: those of read-only data may move above the wait for the kernel before.
+
+namespace {
+
+constexpr int kMost = 64;  // tensors of a launch: their table is the kernel's parameter
+constexpr int kEach = 8;   // elements of a thread
+constexpr int kTile = kThreads * kEach;
+
+struct Table {
+  const void* source[kMost];
+  void* result[kMost];
+  uint32_t rows[kMost], columns[kMost], count[kMost];
+  uint32_t first[kMost + 1];  // of a tensor's blocks
+  bool whole[kMost];          // nothing is transposed, and accesses of 16 bytes fit
+};
+
+template <typename S, typename D>
+__global__ void __launch_bounds__(kThreads)
+    moved(const __grid_constant__ Table table, const float* scale, int tensors) {
+  begin();
+  int low = 0, high = tensors - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (table.first[middle] <= blockIdx.x) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  const auto* source = static_cast<const S*>(table.source[low]);
+  auto* result = static_cast<D*>(table.result[low]);
+  const uint32_t start = (blockIdx.x - table.first[low]) * kTile, count = table.count[low];
+  const float factor = scale == nullptr ? 1.0f : *scale;
+  auto value = [&](S x) { return narrow<D>(scale == nullptr ? wide(x) : wide(x) * factor); };
+  if (table.whole[low] && start + kTile <= count) {
+    const uint32_t at = start + threadIdx.x * kEach;
+    alignas(16) S in[kEach];
+    alignas(16) D out[kEach];
+#pragma unroll
+    for (int i = 0; i < int(sizeof(in) / 16); ++i) {
+      reinterpret_cast<uint4*>(in)[i] = reinterpret_cast<const uint4*>(source + at)[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) out[i] = value(in[i]);
+#pragma unroll
+    for (int i = 0; i < int(sizeof(out) / 16); ++i) {
+      reinterpret_cast<uint4*>(result + at)[i] = reinterpret_cast<const uint4*>(out)[i];
+    }
+    return;
+  }
+  const uint32_t rows = table.rows[low], columns = table.columns[low], block = rows * columns;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const uint32_t at = start + i * kThreads + threadIdx.x;
+    if (at >= count) break;
+    const uint32_t rest = at % block, column = rest / rows, row = rest % rows;
+    result[at] = value(source[(at - rest) + row * columns + column]);
+  }
+}
+
+template <typename S, typename D>
+int cast_transpose_all(const RelayWgradCastTransposeCall& call, cudaStream_t stream) {
+  for (int64_t start = 0; start < call.count; start += kMost) {
+    Table table{};
+    const int tensors = static_cast<int>(call.count - start < kMost ? call.count - start : kMost);
+    uint32_t blocks = 0;
+    for (int i = 0; i < tensors; ++i) {
+      const RelayWgradCastTranspose& item = call.tensors[start + i];
+      const int64_t count = item.blocks * item.rows * item.columns;
+      table.source[i] = item.source;
+      table.result[i] = item.result;
+      table.rows[i] = static_cast<uint32_t>(item.rows);
+      table.columns[i] = static_cast<uint32_t>(item.columns);
+      table.count[i] = static_cast<uint32_t>(count);
+      table.first[i] = blocks;
+      const bool aligned = reinterpret_cast<uintptr_t>(item.source) % 16 == 0 &&
+                           reinterpret_cast<uintptr_t>(item.result) % 16 == 0;
+      table.whole[i] = aligned && (item.rows == 1 || item.columns == 1);
+      blocks += static_cast<uint32_t>((count + kTile - 1) / kTile);
+    }
+    table.first[tensors] = blocks;
+    const cudaError_t error =
+        launch(moved<S, D>, dim3(blocks), kThreads, stream, table, call.scale, tensors);
+    if (error != cudaSuccess) return finished(error);
+  }
+  return 0;
+}
+
+}  // namespace

@@ -1,0 +1,127 @@
+"""wgrad of depthwise convolutions: sums over all pixels of a part of the images in registers."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import ConvProblem
+
+from ...quotient import share
+from ..emitters.loops import Expr, bind, both, local, parallel, serial, vector, zero
+from ..emitters.memory import Batch, Image, Panels
+from ..emitters.partial_sums import splits_for
+from ..machine import Machine
+
+
+class Sums:
+    """The core: a task has a vector of channels and as many taps as there are registers for."""
+
+    def __init__(
+        self, problem: ConvProblem, m: Machine, accum: str, panels: Panels, lanes: int
+    ) -> None:
+        self.problem, self.accum, self.panels, self.lanes = problem, accum, panels, lanes
+        # Taps in registers: all of them, or a row of them, or one.
+        most = m.registers - 4
+        self.tall = problem.r if problem.r * problem.s <= most else 1
+        self.wide = problem.s if problem.s <= most else 1
+        self.taps = [(i, j) for i in range(self.tall) for j in range(self.wide)]
+        rows, columns = problem.r // self.tall, problem.s // self.wide
+        self.grid = (panels.groups, panels.block // lanes, rows, columns)
+
+    def splits(self, images: Expr, cores: int) -> int:
+        """Parts of the sum, for even work on all cores."""
+        groups, chunks, rows, columns = self.grid
+        return splits_for(groups * chunks * rows * columns, cores, images * self.problem.p)
+
+    def write(self, batch: Batch, parts: Expr, splits: int) -> None:
+        problem, panels, lanes = self.problem, self.panels, self.lanes
+        with (
+            batch.each() as (number, images, (y, x)),
+            parallel(splits, *self.grid) as (part, filter_, chunk, r, s),
+        ):
+            lines = images * problem.p
+            r, s = r * self.tall, s * self.wide
+            acc = local("acc", len(self.taps) * lanes, self.accum)
+            registers = [vector(i * lanes, lanes) for i in range(len(self.taps))]
+            for register in registers:
+                T.buffer_store(acc, zero(self.accum, lanes), [register])
+            begin, end = share(part, lines, splits)
+            with serial(end, begin) as line:
+                n, p = bind(line // problem.p), bind(line % problem.p)
+                grad = bind(y.at(n, p, 0, filter_) + chunk * lanes)
+                top = bind(p * problem.strides[0] + r * problem.dilation[0] - problem.padding[0])
+                left = bind(s * problem.dilation[1] - problem.padding[1])
+                data = bind(x.at(n, top, left, 0) + chunk * lanes)
+                _Line(self, acc, registers, (y, x), (grad, data), (top, left)).write(p)
+            for (i, j), register in zip(self.taps, registers, strict=True):
+                at = part * panels.size + panels.at(filter_, 0, r + i, s + j)
+                place = vector(at + chunk * lanes, lanes)
+                total = acc[register]
+                if not batch.is_whole:
+                    before = T.if_then_else(number == 0, zero(self.accum, lanes), parts[place])
+                    total = before + total
+                T.buffer_store(parts, total, [place])
+
+
+class _Line:
+    """The products of one row of the gradient."""
+
+    def __init__(
+        self, core: Sums, acc: Expr, registers: list[Expr], images: tuple[Image, Image],
+        first: tuple[Expr, Expr], corner: tuple[Expr, Expr],
+    ) -> None:  # fmt: skip
+        self.core, self.acc, self.registers = core, acc, registers
+        self.y, self.x = images
+        self.grad, self.data = first
+        self.top, self.left = corner  # row and column of the first tap's data
+
+    def write(self, p: Expr) -> None:
+        problem = self.core.problem
+        low, high = _always_inside(problem, 1)
+        whole = low == 0 and high == problem.q
+
+        def interior() -> None:
+            self._pixels(0, low, False, True)
+            self._pixels(low, high, False, False)
+            self._pixels(high, problem.q, False, True)
+
+        low_p, high_p = _always_inside(problem, 0)
+        if low_p == 0 and high_p == problem.p:
+            interior()
+        else:
+            with T.If(tirx.all(p >= low_p, p < high_p)):
+                with T.Then():
+                    interior()
+                with T.Else():
+                    self._pixels(0, problem.q, True, not whole)
+
+    def _pixels(self, first: int, last: int, rows: bool, columns: bool) -> None:
+        """The sums over some columns, asking for taps off the data if so said."""
+        if first >= last:
+            return
+        problem, x, y, lanes = self.core.problem, self.x, self.y, self.core.lanes
+        with serial(last, first) as q:
+            value = y.buffer[vector(self.grad + q * y.w_step, lanes)]
+            for (i, j), register in zip(self.core.taps, self.registers, strict=True):
+                step_h, step_w = i * problem.dilation[0], j * problem.dilation[1]
+                step = step_h * x.h_step + (step_w + q * problem.strides[1]) * x.w_step
+                term = x.buffer[vector(self.data + step, lanes)]
+                inside: Expr = True
+                if rows:
+                    inside = both(self.top + step_h >= 0, self.top + step_h < problem.h)
+                if columns:
+                    w = self.left + step_w + q * problem.strides[1]
+                    inside = both(inside, both(w >= 0, w < problem.w))
+                if inside is not True:
+                    term = T.if_then_else(inside, term, zero(self.core.accum, lanes))
+                T.buffer_store(self.acc, self.acc[register] + term * value, [register])
+
+
+def _always_inside(problem: ConvProblem, axis: int) -> tuple[int, int]:
+    """The range of the gradient's rows or columns whose taps are all on the data."""
+    size, out = ((problem.h, problem.p), (problem.w, problem.q))[axis]
+    kernel, stride = (problem.r, problem.s)[axis], problem.strides[axis]
+    before, reach = problem.padding[axis], (kernel - 1) * problem.dilation[axis]
+    low = min(-(-before // stride), out)
+    return low, max(low, min(out, (size - 1 + before - reach) // stride + 1))

@@ -1,0 +1,338 @@
+"""Operands and results as the cores see them: channels innermost, in the accumulator's dtype.
+
+An operand that already is so is used in place; any other is copied, at its own size plus a border
+of zeros.  A result likewise is written in place or copied out.  Copies are of some images at a
+time, so that they stay in the caches and take little memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
+
+from ..machine import Machine
+from .axes import Taps
+from .copies import Copy, Dim, clear, clear_border, move
+from .loops import Expr, Scratch, bind, ceildiv, flat, int64, serial
+
+Border = tuple[int, int, int, int]  # top, left, bottom, right
+NO_BORDER: Border = (0, 0, 0, 0)
+# Bytes of copied activations at a time, at most, unless a single image needs more.
+MOST_COPIED = 32 << 20
+
+
+@dataclass(frozen=True)
+class Image:
+    """An activation in memory.  Element (n, h, w) of channel c in group g is at
+    base + n*n_step + h*h_step + w*w_step + g*g_step + c."""
+
+    buffer: Expr
+    base: Expr
+    n_step: Expr
+    h_step: Expr
+    w_step: Expr
+    g_step: Expr
+
+    def at(self, n: Expr, h: Expr, w: Expr, g: Expr) -> Expr:
+        return self.base + n * self.n_step + h * self.h_step + w * self.w_step + g * self.g_step
+
+    def step(self, taps: tuple[Taps, Taps], r: Expr, s: Expr) -> Expr:
+        """From what a phase's first tap meets to what its tap (r, s) meets."""
+        return r * (taps[0].reach * self.h_step) + s * (taps[1].reach * self.w_step)
+
+    def has_dense_rows(self, w: int) -> bool:
+        """Whether an image's pixels follow each other at one step."""
+        known = isinstance(self.h_step, int) and isinstance(self.w_step, int)
+        return known and self.h_step == w * self.w_step
+
+    def is_dense(self, n: Expr, h: int, w: int) -> bool:
+        """Whether the pixels of n images of h x w follow each other at one step."""
+        known = isinstance(self.n_step, int) and isinstance(n, int)
+        return known and self.has_dense_rows(w) and self.n_step == h * self.h_step
+
+
+@dataclass(frozen=True)
+class Activation:
+    """How a core wants an activation, and whether it must be copied for that.
+
+    Channels come as (groups, per group), the latter filled up to `padded` if it is copied.
+    `interleaved` (depthwise): the groups are the copies that a channel has, and channel
+    c * groups + g of the caller is (g, c).
+    """
+
+    role: str
+    groups: int
+    per_group: int
+    padded: int
+    border: Border
+    interleaved: bool
+    is_copied: bool
+
+
+class Memory:
+    """Makes the copies of one kernel."""
+
+    def __init__(
+        self, problem: ConvProblem, buffers: dict[str, Expr], accum: str, m: Machine
+    ) -> None:
+        self.problem = problem
+        self.accum = accum
+        self.lanes = m.lanes(accum)
+        # What the level-2 caches of all cores hold together is read faster than it was written.
+        self.copied_bytes = min(m.l2_bytes * m.cores, MOST_COPIED)
+        self.scratch = Scratch()
+        self._flat = {
+            role: flat(buffers[role], problem.dtype(role), problem.shape(role))
+            for role in problem.roles
+        }
+
+    def flat(self, role: str) -> Expr:
+        """The caller's memory of a tensor."""
+        return self._flat[role]
+
+    def strides(self, role: str) -> dict[str, Expr]:
+        """Step of each letter of a tensor's layout."""
+        shape, layout = self.problem.shape(role), self.problem.layout(role)
+        return {x: math.prod(shape[i + 1 :]) for i, x in enumerate(layout)}
+
+    # ---- activations -------------------------------------------------------------------------
+
+    def operand(
+        self,
+        role: str,
+        groups: int,
+        per_group: int,
+        *,
+        border: Border = NO_BORDER,
+        block: int = 1,
+        interleaved: bool = False,
+    ) -> Activation:
+        """An activation to read, with zeros in the border and channels a multiple of `block`."""
+        direct = (
+            self.problem.layout(role)[-1] == "C"
+            and self.problem.dtype(role) == self.accum
+            and per_group % block == 0
+            and not interleaved
+            and border == NO_BORDER
+        )
+        padded = ceildiv(per_group, block) * block
+        return Activation(role, groups, per_group, padded, border, interleaved, not direct)
+
+    def result(
+        self, groups: int, per_group: int, *, block: int = 1, interleaved: bool = False
+    ) -> Activation:
+        """The result, an activation to write, with channels a multiple of `block`."""
+        role = self.problem.roles[2]
+        return self.operand(role, groups, per_group, block=block, interleaved=interleaved)
+
+    def batch(self, *activations: Activation) -> Batch:
+        """All images, as many at a time as copies of these activations have room for."""
+        return Batch(self, activations)
+
+    def in_place(self, wanted: Activation) -> Image:
+        """The caller's own memory."""
+        step = self.strides(wanted.role)
+        return Image(self._flat[wanted.role], 0, step["N"], step["H"], step["W"], wanted.per_group)
+
+    def size(self, wanted: Activation) -> tuple[int, int, int]:
+        """(rows, columns, channels) of an image's copy."""
+        _, _, h, w = self.problem.canonical_shape(wanted.role)
+        top, left, bottom, right = wanted.border
+        return h + top + bottom, w + left + right, wanted.groups * wanted.padded
+
+    def room(self, wanted: Activation, images: int) -> Image:
+        """Memory for copies of so many images; the border and channels too many are zeros."""
+        top, left, *_ = wanted.border
+        rows, columns, channels = self.size(wanted)
+        count = images * rows * columns * channels
+        buffer = self.scratch.new(f"{wanted.role}_core", count, self.accum)
+        if wanted.role != self.problem.roles[2]:
+            if wanted.padded != wanted.per_group:
+                clear(buffer, self.accum, count, self.lanes)
+            elif wanted.border != NO_BORDER:
+                size = (images, rows, columns, channels)
+                clear_border(buffer, self.accum, size, wanted.border, self.lanes)
+        return Image(
+            buffer,
+            (top * columns + left) * channels,
+            rows * columns * channels,
+            columns * channels,
+            channels,
+            wanted.padded,
+        )
+
+    def move_images(self, wanted: Activation, image: Image, first: Expr, count: Expr) -> None:
+        """Copies `count` images from `first` on in, or those of the result out."""
+        problem, step, groups = self.problem, self.strides(wanted.role), wanted.groups
+        _, _, h, w = problem.canonical_shape(wanted.role)
+        lane_step, group_step = step["C"], step["C"] * wanted.per_group
+        if wanted.interleaved:
+            lane_step, group_step = lane_step * groups, lane_step
+        letters = {
+            "N": Dim(count, step["N"], image.n_step),
+            "H": Dim(h, step["H"], image.h_step),
+            "W": Dim(w, step["W"], image.w_step),
+            "C": Dim(groups, group_step, image.g_step),
+        }
+        dims = [letters[x] for x in problem.layout(wanted.role) if x != "C" or groups > 1]
+        block = 1 << 30  # one block: channels of a group are contiguous
+        move(
+            Copy(
+                self._flat[wanted.role], problem.dtype(wanted.role), image.buffer, self.accum,
+                image.base, dims, Dim(wanted.per_group, lane_step, 1), block, block,
+                wanted.role != problem.roles[2], first * step["N"],
+            ),
+            self.lanes,
+        )  # fmt: skip
+
+    # ---- weights -----------------------------------------------------------------------------
+
+    def panels(
+        self, lane: str, groups: int, lanes: int, reduced: int, block: int
+    ) -> tuple[Expr, Panels]:
+        """Memory for weights [group][block of lanes][r][s][reduced][lane within the block].
+
+        `lane` is the letter that counts lanes, O or I; `reduced` counts the other one's length.
+        """
+        blocks = -(-lanes // block)
+        tap = reduced * block
+        panels = Panels(
+            lane, groups, lanes, reduced, block, blocks,
+            tap, tap * self.problem.s, tap * self.problem.s * self.problem.r,
+        )  # fmt: skip
+        return self.scratch.new("weight_core", panels.size, self.accum), panels
+
+    def move_weight(
+        self,
+        buffer: Expr,
+        panels: Panels,
+        to_core: bool,
+        *,
+        interleaved: bool = False,
+        reverse: bool = False,
+    ) -> None:
+        """Copies the weights in, or the result out; `reverse` stores the last tap first."""
+        problem, step = self.problem, self.strides("weight")
+        k = problem.k
+        other = "I" if panels.lane == "O" else "O"
+        sign = -1 if reverse else 1
+        base = (problem.r - 1) * panels.r_step + (problem.s - 1) * panels.s_step if reverse else 0
+        letters = {
+            other: Dim(panels.reduced, step[other], panels.block),
+            "H": Dim(problem.r, step["H"], sign * panels.r_step),
+            "W": Dim(problem.s, step["W"], sign * panels.s_step),
+        }
+        group_step, lane_step = step["O"] * (k // panels.groups), step[panels.lane]
+        if interleaved:
+            group_step, lane_step = lane_step, lane_step * panels.groups
+        group = Dim(panels.groups, group_step, panels.blocks * panels.block_step)
+        if to_core and panels.lanes % panels.block:
+            clear(buffer, self.accum, panels.size, self.lanes)
+        dims = [letters[x] for x in problem.layout("weight") if x != panels.lane]
+        if panels.groups > 1:
+            dims = [group, *dims]
+        lane = Dim(panels.lanes, lane_step, 1)
+        move(
+            Copy(
+                self._flat["weight"], problem.dtype("weight"), buffer, self.accum, base,
+                dims, lane, panels.block, panels.block_step, to_core,
+            ),
+            self.lanes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Steps of weights in memory; see `Memory.panels`."""
+
+    lane: str
+    groups: int
+    lanes: int
+    reduced: int
+    block: int
+    blocks: int
+    s_step: int
+    r_step: int
+    block_step: int
+
+    @property
+    def size(self) -> int:
+        return self.groups * self.blocks * self.block_step
+
+    def at(self, g: Expr, b: Expr, r: Expr, s: Expr) -> Expr:
+        return (g * self.blocks + b) * self.block_step + r * self.r_step + s * self.s_step
+
+    def step(self, taps: tuple[Taps, Taps], r: Expr, s: Expr) -> Expr:
+        """From the place of a phase's first tap to that of its tap (r, s)."""
+        return r * (taps[0].step * self.r_step) + s * (taps[1].step * self.s_step)
+
+    def widths(self, block: Expr) -> list[tuple[int, Expr]]:
+        """(lanes that exist of a block, the condition that it is one with so many)"""
+        last = self.lanes - (self.blocks - 1) * self.block
+        if last == self.block or self.blocks == 1:
+            return [(last, True)]
+        return [(self.block, block < self.blocks - 1), (last, block == self.blocks - 1)]
+
+
+class Batch:
+    """The images of a problem, some at a time; see `Memory.batch`."""
+
+    def __init__(self, memory: Memory, activations: tuple[Activation, ...]) -> None:
+        self._memory = memory
+        self._activations = activations
+        self._n = n = memory.problem.n
+        each = sum(math.prod(memory.size(x)) for x in activations if x.is_copied)
+        each *= DTYPE_BYTES[memory.accum]
+        self.images: Expr = n  # at a time
+        if each:
+            self.images = most = max(1, memory.copied_bytes // each)
+            if isinstance(n, int):
+                self.images = max(x for x in range(1, min(most, n) + 1) if n % x == 0)
+        self.bytes = each * self.images if each else 0  # of all copies
+        self.tensors = [
+            memory.room(x, self.images) if x.is_copied else memory.in_place(x) for x in activations
+        ]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all images are taken at once."""
+        return not self.bytes or (isinstance(self._n, int) and self.images == self._n)
+
+    @contextlib.contextmanager
+    def each(self) -> Iterator[tuple[Expr, Expr, list[Image]]]:
+        """A loop over parts of the batch: (number of the part, its images, where they are).
+
+        Operands are copied in before what is written inside, the result is copied out after it.
+        """
+        # One where there are no images: it clears what sums over them go to.
+        parts = ceildiv(self._n, self.images)
+        parts = parts if isinstance(parts, int) else T.max(parts, 1)
+        loop = contextlib.nullcontext(0) if self.is_whole else serial(parts)
+        with loop as number:
+            first, count = bind(number * self.images), self.images
+            if self.is_whole:
+                first, count = 0, self._n
+            elif not isinstance(self._n, int):
+                count = bind(T.min(int64(self.images), self._n - first))
+            staged = list(zip(self._activations, self.tensors, strict=True))
+            result = self._memory.problem.roles[2]
+            for wanted, image in staged:
+                if wanted.is_copied and wanted.role != result:
+                    self._memory.move_images(wanted, image, first, count)
+            yield (
+                number,
+                count,
+                [
+                    image if wanted.is_copied else replace(image, base=first * image.n_step)
+                    for wanted, image in staged
+                ],
+            )
+            for wanted, image in staged:
+                if wanted.is_copied and wanted.role == result:
+                    self._memory.move_images(wanted, image, first, count)

@@ -1,0 +1,121 @@
+"""What this machine can do at most: multiply-adds in registers, and a copy through memory.
+
+A kernel's floor is the time below which neither ceiling lets it: its FLOP at the one rate or its
+bytes at the other, whichever is longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.target import Target
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.keys import NO_ALIAS, SCHEDULED
+from relay_wgrad.problem import ConvProblem
+from relay_wgrad.timing import shortest
+
+from .emitters.loops import argument, local, parallel, serial, splat, vector
+from .machine import machine
+
+_ROUNDS, _SECONDS = 20, 0.3  # of each try, at least: the best of them all is the ceiling
+_TRIES, _APART, _ENOUGH = 8, 0.2, 0.8  # more tries, seconds between them, and when none is needed
+_STEPS = 10_000  # half a millisecond: on a busy machine some run keeps its cores that long
+_COPY_BYTES = 1 << 28  # beyond all caches
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """FLOP/s in float32, and bytes read and written per second, with all of TVM's threads."""
+
+    flops: float
+    bytes: float
+
+    def floor(self, problem: ConvProblem) -> float:
+        """Seconds that a problem takes at least; float64 has half of the lanes."""
+        flops = self.flops / (2 if problem.accum_dtype == "float64" else 1)
+        return max(problem.flop / flops, problem.bytes / self.bytes)
+
+
+def ceilings(target: Target, threads: int) -> Ceilings:
+    """Measures both on this machine, in a second or two; in up to six where others use it."""
+    return Ceilings(_multiply_adds(target, threads), _copy(target, threads))
+
+
+def _multiply_adds(target: Target, threads: int) -> float:
+    """The best of several tries: where another program has a core, our threads may share the rest.
+
+    Then they stay well below what one thread makes alone, times their number.
+    """
+    one, all_threads = _tasks(target, 1), _tasks(target, 4 * threads)
+    alone, best = one(), all_threads()
+    for _ in range(_TRIES):
+        if best > _ENOUGH * threads * alone:
+            break
+        time.sleep(_APART)
+        best = max(best, all_threads())
+    return best
+
+
+def _tasks(target: Target, tasks: int) -> Callable[[], float]:
+    """A function that measures the FLOP/s of so many equal tasks."""
+    m = machine(target)
+    lanes, count, steps = m.lanes("float32"), m.registers - 6, _STEPS
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        _head()
+        x = argument("x", "float32", (2,))
+        y = argument("y", "float32", (tasks * lanes,))
+        with parallel(tasks) as (task,):
+            acc = local("acc", count * lanes, "float32")
+            for i in range(count):
+                T.buffer_store(acc, splat(x[0] * i, lanes), [vector(i * lanes, lanes)])
+            with serial(steps):
+                for i in range(count):
+                    at = vector(i * lanes, lanes)
+                    T.buffer_store(acc, acc[at] * splat(x[0], lanes) + splat(x[1], lanes), [at])
+            total = acc[vector(0, lanes)]
+            for i in range(1, count):
+                total = total + acc[vector(i * lanes, lanes)]
+            T.buffer_store(y, total, [vector(task * lanes, lanes)])
+    a = tvm.runtime.tensor(np.array([0.5, 1], "float32"))
+    b = tvm.runtime.tensor(np.zeros(tasks * lanes, "float32"))
+    call = _compiled(builder.get(), target, a, b)
+    call()
+    if not np.allclose(b.numpy(), 2 * count):  # each register's limit is 1 / (1 - 0.5)
+        raise RuntimeError("the loop of multiply-adds did not run as written")
+    flop = 2.0 * lanes * count * steps * tasks
+    return lambda: flop / shortest(call, _ROUNDS, _SECONDS).seconds
+
+
+def _copy(target: Target, threads: int) -> float:
+    lanes = machine(target).lanes("float32")
+    tasks = 4 * threads
+    each = _COPY_BYTES // 4 // lanes // tasks
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        _head()
+        x = argument("x", "float32", (tasks * each * lanes,))
+        y = argument("y", "float32", (tasks * each * lanes,))
+        with parallel(tasks) as (task,), serial(each) as i:
+            at = vector((task * each + i) * lanes, lanes)
+            T.buffer_store(y, x[at], [at])
+    a = tvm.runtime.tensor(np.ones(tasks * each * lanes, "float32"))
+    b = tvm.runtime.tensor(np.zeros(tasks * each * lanes, "float32"))
+    seconds = shortest(_compiled(builder.get(), target, a, b), _ROUNDS, _SECONDS).seconds
+    return 2.0 * tasks * each * lanes * 4 / seconds
+
+
+def _head() -> None:
+    T.func_name("main")
+    T.func_attr({SCHEDULED: True, NO_ALIAS: True})
+
+
+def _compiled(func: tirx.PrimFunc, target: Target, *args: Any) -> Callable[[], Any]:
+    kernel = tvm.compile(func, target=target)["main"]
+    return lambda: kernel(*args)

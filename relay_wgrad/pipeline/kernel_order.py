@@ -1,0 +1,178 @@
+"""The order of a step's kernels: what frees more memory than it takes comes as soon as it can.
+
+A gradient's graph has its kernels in an order that is right, but takes no heed of memory: of
+EfficientNet's all weight gradients come last, so that each layer's gradient waits for its own.
+Here a kernel whose result is smaller than the operands that nobody needs after it runs once these
+are there; all others stay in their order.  Values are the same, for a dataflow block's kernels
+write nothing but their results.
+
+Where the most that is alive shrinks by less than a hundredth the order stays as it was, in which
+kernels that share operands are neighbours.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tvm
+from tvm import relax
+
+from ..graph.rebuild import rebuilt, with_functions
+from ..graph.walk import Block, variables_of
+from ..ir import bytes_of, op_name
+from .aliases import Parts, all_of, parts_of
+
+_KERNELS = ("relax.call_tir", "relax.call_dps_packed")
+_VIEWS = ("relax.reshape",)  # another shape of the same memory, as the memory plan has it
+_LEAST = 0.99
+
+
+class Step(NamedTuple):
+    """A binding: the steps that it needs, the tensors that it reads, and those that it makes."""
+
+    needs: frozenset[int]
+    reads: frozenset[int]
+    makes: tuple[int, ...]
+
+
+@tvm.transform.module_pass(opt_level=0, name="relay_wgrad.Order")
+class Order:
+    """Orders dataflow blocks of kernels; to run once they are fused."""
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        """The module; blocks that have calls of other kinds are as they were."""
+        return with_functions(mod, lambda _, func: rebuilt(func, _ordered))
+
+
+def _ordered(block: Block) -> list[relax.Binding] | None:
+    """A block's bindings in another order, if that is much better."""
+    found = _steps(block) if isinstance(block, relax.DataflowBlock) else None
+    if found is None:
+        return None
+    steps, sizes = found
+    order = sooner(steps, sizes)
+    if most_alive(steps, sizes, order) > _LEAST * most_alive(steps, sizes, range(len(steps))):
+        return None
+    bindings = list(block.bindings)
+    return [bindings[i] for i in order]
+
+
+def sooner(steps: Sequence[Step], sizes: Sequence[int]) -> list[int]:
+    """An order of steps that are in one that is right: each as it was, or before.
+
+    sizes : of the tensors, in bytes; 0 of those that are not given up.
+    """
+    users: list[set[int]] = [set() for _ in sizes]
+    after: list[list[int]] = [[] for _ in steps]
+    for i, step in enumerate(steps):
+        for tensor in step.reads:
+            users[tensor].add(i)
+        for needed in step.needs:
+            after[needed].append(i)
+    waits = [len(step.needs) for step in steps]
+    gains = [-sum(sizes[tensor] for tensor in step.makes) for step in steps]
+    order: list[int] = []
+    good: list[
+        tuple[int, int]
+    ] = []  # that can run: the gain, negative; an old one may be there too
+    done = [False] * len(steps)
+
+    def offer(i: int) -> None:
+        if not waits[i] and not done[i] and (gains[i] > 0 or not steps[i].makes):
+            heapq.heappush(good, (-gains[i], i))
+
+    def last_of(tensor: int) -> None:
+        if len(users[tensor]) == 1:
+            (user,) = users[tensor]
+            gains[user] += sizes[tensor]
+            offer(user)
+
+    def run(i: int) -> None:
+        order.append(i)
+        done[i] = True
+        for tensor in steps[i].reads:
+            users[tensor].discard(i)
+            last_of(tensor)
+        for later in after[i]:
+            waits[later] -= 1
+            offer(later)
+
+    for tensor in range(len(sizes)):
+        last_of(tensor)
+    for i in range(len(steps)):
+        while good:
+            _, best = heapq.heappop(good)
+            if not done[best]:
+                run(best)
+        if not done[i]:
+            run(i)
+    return order
+
+
+def most_alive(steps: Sequence[Step], sizes: Sequence[int], order: Iterable[int]) -> int:
+    """Bytes alive at once at most, in an order of the steps."""
+    left = Counter(tensor for step in steps for tensor in step.reads)
+    alive = most = 0
+    for i in order:
+        alive += sum(sizes[tensor] for tensor in steps[i].makes)
+        most = max(most, alive)
+        for tensor in steps[i].reads:
+            left[tensor] -= 1
+        alive -= sum(sizes[t] for t in (*steps[i].reads, *steps[i].makes) if not left[t])
+    return most
+
+
+def _steps(block: relax.DataflowBlock) -> tuple[list[Step], list[int]] | None:
+    """A block's steps and its tensors' sizes; None if it has other calls than those of kernels."""
+    steps: list[Step] = []
+    sizes: list[int] = []
+    parts: dict[Any, Parts] = {}
+    made_by: dict[Any, int] = {}
+    casts: frozenset[int] = frozenset()  # that name lengths, which any later step may mention
+    for i, binding in enumerate(block.bindings):
+        value, first = binding.value, len(sizes)
+        needs = casts.union(made_by[v] for v in variables_of(value) if v in made_by)
+        if isinstance(binding, relax.MatchCast):
+            casts |= {i}
+        reads: frozenset[int] = frozenset()
+        if op_name(value) in _KERNELS:
+            reads = frozenset(t for arg in value.args for t in all_of(parts_of(arg, parts)))
+            parts[binding.var] = _new_tensors(binding.var.ty, sizes)
+        elif isinstance(value, relax.Call | relax.If) and not _is_free(value):
+            return None
+        else:
+            parts[binding.var] = parts_of(value, parts)
+        made_by[binding.var] = i
+        steps.append(Step(needs, reads, tuple(range(first, len(sizes)))))
+    for binding in block.bindings:
+        if not isinstance(binding.var, relax.DataflowVar):
+            for tensor in all_of(parts[binding.var]):
+                sizes[tensor] = 0  # it outlives the block
+    return steps, sizes
+
+
+def _is_free(value: relax.Call | relax.If) -> bool:
+    """Whether it makes no tensor: a view, or what only compares sizes (`conditions`)."""
+    ty = value.ty
+    return op_name(value) in _VIEWS or (isinstance(ty, relax.TupleType) and not ty.fields)
+
+
+def _new_tensors(ty: Any, sizes: list[int]) -> Parts:
+    """New tensors of a type, whose sizes go to the others'; one that only the run knows is 0."""
+    if isinstance(ty, relax.TupleType):
+        return [_all_made(field, sizes) for field in ty.fields]
+    return _all_made(ty, sizes)
+
+
+def _all_made(ty: Any, sizes: list[int]) -> frozenset[int]:
+    first, rest = len(sizes), [ty]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, relax.TupleType):
+            rest += part.fields
+        else:
+            sizes.append(bytes_of(part))
+    return frozenset(range(first, len(sizes)))

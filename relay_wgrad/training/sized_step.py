@@ -1,0 +1,119 @@
+"""A trainer's step for one number of images, or for any: what is compiled, and how it is called.
+
+Parameters, optimizer state and control are not its own: a trainer's steps for other numbers take
+them from one another (`trainer.Trainer`), in the same axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tvm
+
+from ..frontend import TrainingGraph
+from .capture import refusal
+from .compiled import Compiled, Progress
+from .graph_replay import Fixed, Repeated, Work
+from .optim import is_decoupled, optimizer_for
+from .places import Place
+from .step import ADJOINT, changes, converted, step_module
+from .stored_layout import Axes, kept_in_layout
+from .update import Update, rates_spec
+from .whole_step import Run, WholeStep, with_update, with_watch
+
+
+@dataclass
+class SizedStep:
+    """A step of a graph.
+
+    module : what was compiled.
+    layout_changes : in the step, before and after its conversion.
+    axes : of parameters, as `stored_layout.kept_in_layout` gives them.
+    step : called with (inputs and rates, parameters, state, control) it gives the last three anew.
+    places : of the trainer's transfers, for batches of this size.
+    """
+
+    module: tvm.IRModule
+    layout_changes: tuple[int, int]
+    axes: Axes
+    compiled: Compiled
+    step: Run
+    places: Any
+
+
+@dataclass
+class Recipe:
+    """How a trainer's steps are made: the options of `Trainer`, and what all of them share.
+
+    own : how many tensors of state the optimizer's rule has.
+    transfers: how batches get to the device.
+    axes : of parameters, by the first step that was made.
+    """
+
+    place: Place
+    optimizer: str
+    lr: float
+    update: Update
+    dtype: str | None
+    checkpoint: str | Sequence[str] | None
+    layout: str | None
+    scaled: bool
+    dynamic: bool
+    own: int
+    transfers: Any
+    axes: Axes | None = None
+    fixed: Fixed = field(default_factory=Fixed)
+    _work: Work | None = field(default=None, init=False)
+
+    def made(self, graph: TrainingGraph, progress: Progress) -> SizedStep:
+        """A step of a graph.  Raises as `Trainer` does."""
+        place = self.place
+        self.transfers.pause()
+        progress("differentiating")
+        mod = step_module(
+            graph,
+            dtype=self.dtype,
+            checkpoint=graph.checkpoint if self.checkpoint == "graph" else self.checkpoint,
+            scaled=self.scaled,
+            wide_weight_gradients=place.wide,
+            raise_norms=place.norms,
+        )
+        before = mod[ADJOINT]
+        if self.layout not in (None, "NCHW"):
+            progress(f"converting to {self.layout}")
+        axes: Axes = {}
+        variables = None
+        if place.is_gpu:
+            mod, axes = kept_in_layout(mod, self.layout, graph, blocks=place.blocks, axes=self.axes)
+            variables = mod[ADJOINT].params
+        else:
+            mod = converted(mod, self.layout)
+        layout_changes = (changes(before), changes(mod[ADJOINT]))
+        rule = optimizer_for(graph, self.optimizer, self.lr, variables)
+        how: dict[str, Any] = {
+            "scaled": self.scaled, "dynamic": self.dynamic, "update": self.update,
+        }  # fmt: skip
+        mod = with_update(mod, graph, rule, **how, decoupled=is_decoupled(self.optimizer))
+        if place.is_gpu:  # the CPU's memory is looked at as it is
+            mod = with_watch(mod, graph)
+        with place.memory_errors():
+            compiled = place.compile(mod, progress)
+            whole = WholeStep(compiled.vm.__getitem__, graph, **how, own=self.own)
+            step = self._repeated(mod, whole)
+            taken = replace(graph, inputs=(*graph.inputs, rates_spec(graph, self.update)))
+            places = self.transfers.places(taken.inputs)
+        self.axes = axes
+        return SizedStep(mod, layout_changes, axes, compiled, step, places)
+
+    def _repeated(self, mod: tvm.IRModule, step: WholeStep) -> Run:
+        """The step as a CUDA graph, where it can be one."""
+        if self.place.work is None:
+            return step
+        if reason := refusal(mod, step.functions):
+            self.place.notes.append(f"steps are not one CUDA graph: {reason}")
+            return step
+        if self._work is None:
+            self._work = self.place.work()
+        return Repeated(step, self._work, self.place.notes.append, self.fixed)

@@ -1,0 +1,142 @@
+"""Casts and transpositions of many tensors: what a permutation is, which go together."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from byoc_cudnn.cast_transpose import CAST_TRANSPOSES, CastTransposeCall, Transposition, check
+from byoc_cudnn.cast_transpose.lower import lower_cast_transposes
+from byoc_cudnn.norm.lower import lower_norms
+from relay_wgrad.frontend import from_onnx
+from relay_wgrad.graph.walk import variables_of
+from relay_wgrad.ir import op_name
+from relay_wgrad.training.step import ADJOINT, converted, step_module
+from tests.support.cast_transpose import moved, step
+from tests.support.training_models import residual_net
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+OIHW = [(8, 3, 3, 2), (4, 8, 1, 1), (5, 4, 1, 3), (6, 5, 2, 2)]
+
+
+def test_every_permutation_that_is_a_transposition() -> None:
+    known = 0
+    for sizes in [(2, 3, 4, 5), (2, 1, 3, 1), (1, 3, 1, 4), (7, 1, 1, 1), (2, 3, 4)]:
+        array = np.arange(np.prod(sizes)).reshape(sizes)
+        for axes in itertools.permutations(range(len(sizes))):
+            move = Transposition.of(sizes, axes)
+            if move is None:
+                continue
+            known += 1
+            turned = array.reshape(move.blocks, move.rows, move.columns).swapaxes(1, 2)
+            assert (turned.ravel() == array.transpose(axes).ravel()).all(), (sizes, axes)
+    assert known > 40
+    assert Transposition.of((64, 32, 3, 3), (0, 2, 3, 1)) == Transposition(64, 32, 9)
+    assert Transposition.of((64, 32, 1, 1), (0, 2, 3, 1)) == Transposition(1, 1, 2048)
+    assert Transposition.of((2, 3, 4, 5), (1, 0, 2, 3)) is None
+
+
+def test_what_there_is_no_kernel_for() -> None:
+    assert check(CastTransposeCall("f", "float32", "float16", (Transposition(1, 2, 3),)))
+    for call, reason in (
+        (
+            CastTransposeCall("f", "float64", "float32", (Transposition(1, 2, 3),)),
+            "dtype 'float64'",
+        ),
+        (CastTransposeCall("f", "float32", "float16", ()), "no tensor"),
+        (
+            CastTransposeCall("f", "float32", "float16", (Transposition(1, 1 << 15, 1 << 15),)),
+            "elements",
+        ),
+        (CastTransposeCall("f-", "float32", "float16", (Transposition(1, 2, 3),)), "no identifier"),
+    ):
+        assert reason in check(call).reason
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_has_one_call_at_either_end(scaled: bool) -> None:
+    before = step(OIHW, scaled)
+    mod, entries = lower_cast_transposes(before, 90)
+    relax.analysis.well_formed(mod)
+    assert [e.op for e in entries] == ["cast_transpose", "cast_transpose"]
+    (module,) = mod.attrs["external_mods"]
+    assert CAST_TRANSPOSES.kernels_of(module.inspect_source()) == [
+        (90, "relay_wgrad_cast_transpose_float16_float32"),
+        (90, "relay_wgrad_cast_transpose_float32_float16"),
+    ]  # fmt: skip
+    names = [op_name(b.value) for b in mod["main"].body.blocks[0].bindings]
+    assert not {"relax.astype", "relax.permute_dims"}.intersection(names)
+    assert names.count("relax.call_dps_packed") == 2
+    calls = {
+        0: CastTransposeCall("", "float32", "float16", _transpositions(OIHW, (0, 2, 3, 1))),
+        1: CastTransposeCall(
+            "", "float16", "float32", _transpositions(OIHW, (0, 2, 3, 1), back=True), scaled
+        ),
+    }
+    for i, entry in enumerate(entries):
+        tvm_ffi.register_global_func(entry.symbol, _by_numpy(calls[i]), override=True)
+    values = [np.random.default_rng(i).standard_normal(s, "float32") for i, s in enumerate(OIHW)]
+    values.append(np.float32(7))
+    got, want = (_run(m, values) for m in (mod.without_attr("external_mods"), before))
+    for a, b in zip(got, want, strict=True):
+        assert (a == b).all()
+
+
+def _transpositions(shapes: Any, axes: Any, back: bool = False) -> tuple[Transposition, ...]:
+    found = [Transposition.of(shape, axes) for shape in shapes]
+    return tuple(Transposition(m.blocks, m.columns, m.rows) if back else m for m in found if m)
+
+
+def _by_numpy(call: CastTransposeCall) -> Any:
+    def packed(*tensors: Any) -> None:
+        arrays = [t.numpy() for t in tensors]
+        count = len(call.tensors)
+        scale = float(arrays[count].reshape(())) if call.scaled else 1.0
+        results = tensors[count + call.scaled :]
+        for result, value in zip(results, moved(call, arrays[:count], scale), strict=True):
+            tvm.runtime.tensor(value.reshape(result.shape)).copyto(result)
+
+    return packed
+
+
+def _run(mod: tvm.IRModule, values: Any) -> list[np.ndarray]:
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    return [t.numpy() for t in vm["main"](*(tvm.runtime.tensor(v) for v in values))]
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_kernel_makes_its_operand_itself(blocks: bool) -> None:
+    """An image in blocks of pixels is made of the image, by one kernel, as its filter is."""
+    graph = from_onnx(residual_net(blocks=2))
+    step = step_module(graph, dtype="float16", wide_weight_gradients=False)
+    step = converted(step, "NHWC", blocks=blocks)
+    mod, entries = lower_cast_transposes(step, 90)
+    assert len(entries) >= 2
+    bindings = mod[ADJOINT].body.blocks[0].bindings
+    calls = [b.value for b in bindings if op_name(b.value) == "relax.call_dps_packed"]
+    taken = {str(v.name) for call in calls for v in variables_of(call)}
+    first = {graph.inputs[0].name, next(p.name for p in step[ADJOINT].params if "stem" in p.name)}
+    assert len(taken & {str(p.name) for p in step[ADJOINT].params}) >= 4
+    assert first & taken == (set() if blocks else first)
+
+
+def test_a_scaled_step_leaves_no_cast_of_a_gradient() -> None:
+    """With a loss scale, all gradients are cast, turned and divided by it in two launches."""
+    graph = from_onnx(residual_net(blocks=2))
+    mod = converted(step_module(graph, dtype="float16", scaled=True, raise_norms=True,
+                                wide_weight_gradients=False), "NHWC")  # fmt: skip
+    mod, entries = lower_cast_transposes(lower_norms(mod, 90)[0], 90)
+    assert len(entries) == 3
+    func = mod[ADJOINT]
+    value = {b.var: b.value for b in func.body.blocks[0].bindings}
+    made = [value[g] for g in func.body.body.fields[1].fields]
+    alone = [v for v in made if not isinstance(v, relax.TupleGetItem)]
+    assert len(made) == len(graph.trainable)
+    assert len(alone) <= 1, alone
