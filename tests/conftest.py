@@ -19,8 +19,6 @@ from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.decision import Decision
 from relay_wgrad.problem import ConvProblem
 
-from .longer import LONGER, SHARES
-
 GOLDEN = Path(__file__).parent / "golden"
 # What tests compile for CPUs is kept beside what pytest keeps; as kernels alone, since tests put
 # code in the place of the package's own, which a whole program's digest does not see.
@@ -36,23 +34,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what `make test` leaves out; a name that stands for nothing any more is an error."""
-    unused = {*LONGER, *SHARES}
+    """Marks as `longer` the cases that `longer_cases` and `share` of a test leave out.
+
+    The beginning of a case's name that is no case's any more is an error.
+    """
+    found: dict[tuple[str, str], bool] = {}
     cases = Counter[str]()
     for item in items:
-        for name in LONGER:
-            if item.nodeid.startswith(name):
-                item.add_marker("longer")
-                unused.discard(name)
-        name = item.nodeid.partition("[")[0]
-        if name in SHARES:
-            if cases[name] % SHARES[name]:
+        name, _, case = item.nodeid.partition("[")
+        for marker in item.iter_markers("longer_cases"):
+            for beginning in marker.args:
+                taken = case.startswith(beginning)
+                found[name, beginning] = taken or found.get((name, beginning), False)
+                if taken:
+                    item.add_marker("longer")
+        for marker in item.iter_markers("share"):
+            if cases[name] % marker.args[0]:
                 item.add_marker("longer")
             cases[name] += 1
-            unused.discard(name)
+    unused = [" ".join(key) for key, taken in found.items() if not taken]
     whole = config.args in (["tests"], [str(GOLDEN.parent)])
     if unused and whole and not config.option.collectonly:
-        raise pytest.UsageError(f"tests/longer.py names no test: {sorted(unused)}")
+        raise pytest.UsageError(f"longer_cases names no case: {sorted(unused)}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
