@@ -39,13 +39,13 @@ from rich.table import Table
 from benchmarks.cpu_stock import composite
 from benchmarks.cpu_timing import best, cpu_model
 from benchmarks.gpu_timing import by_torch
-from benchmarks.layers import LAYOUTS, SUITES, Layer, suite
 from legalize import cpu
 from legalize.cpu.ceilings import ceilings
 from relay_wgrad import output
 from relay_wgrad.cores import configure_threads
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.layers import LAYOUTS, SUITES, Layer, suite
 from tests.support.problems import poisoned, random_operands, relative_error, tolerance
 
 Row = dict[str, Any]
