@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     whole = config.args in (["tests"], [str(GOLDEN.parent)])
     if unused and whole and not config.option.collectonly:
         raise pytest.UsageError(f"longer_cases names no case: {sorted(unused)}")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Seconds of each room's tests, where `--durations` is asked for: of all processes together."""
+    if not terminalreporter.config.option.durations:
+        return
+    seconds, tests = defaultdict[str, float](float), Counter[str]()
+    for report in (r for some in terminalreporter.stats.values() for r in some):
+        if isinstance(report, pytest.TestReport):
+            room = str(Path(report.nodeid.partition("::")[0]).parent)
+            seconds[room] += report.duration
+            tests[room] += report.when == "call"
+    terminalreporter.section("seconds of each room")
+    for room, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        terminalreporter.line(f"{spent:7.1f} {tests[room]:5} {room}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
