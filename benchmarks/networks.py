@@ -1,7 +1,7 @@
 """Networks that people train, of torchvision and timm: what becomes of each as a training step.
 
     python -m benchmarks.networks [--json FILE [--resume]] [--models PATTERN,…] [--failed]
-                                  [--time-budget 60] [--onnx | --aot | --open] [--check | --train]
+                                  [--time-budget 3600] [--onnx | --aot | --open] [--check | --train]
                                   [--seconds 600] [--gib 14]
 
 Without a mode a row says whether the network was imported, whether its gradient was made, in

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 from relay_wgrad import keys, opdef
 from relay_wgrad.ops import ALL, FAMILY
@@ -55,6 +58,13 @@ STDLIB = frozenset(__import__("sys").stdlib_module_names)
 def parsed(path: Path) -> ast.Module:
     """A file's syntax tree, which most tests here look at."""
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_trees_after() -> Iterator[None]:
+    """All of them take several hundred MB, which later tests need not carry."""
+    yield
+    parsed.cache_clear()
 
 
 def module_name(path: Path) -> str:
