@@ -50,7 +50,7 @@ unit: export TVM_THREAD_POOL_SPIN_COUNT := 0
 unit: SELECT ?= not gpu and not longer
 unit: $(STAMP)  ## the tests of each day alone
 	@# A hundred processes import the package: they keep what they compile of it.
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal -m '$(SELECT)' $(REPORT)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 -m '$(SELECT)' $(REPORT)
 
 FUZZ_MINUTES ?= 10
 

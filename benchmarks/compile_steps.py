@@ -2,7 +2,7 @@
 
     python -m benchmarks.compile_steps [--json FILE [--resume]] [--models resnet50,attention]
                                        [--dtypes f16,bf16,tf32,f32] [--batches 1,3,32,256]
-                                       [--backends cudnn] [--minutes 15] [--objects]
+                                       [--backends cudnn] [--time-budget 900] [--objects]
 
 A step is made as `benchmarks.gpu_training` makes it: channels last, its convolutions and matrix
 products to libraries, normalizations and poolings to generated kernels, the rest to TVM's.  A row
@@ -30,10 +30,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from relay_wgrad import output
+from benchmarks.kept import Rows, add_options
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": None, "f32": None}
 BATCHES = (1, 3, 32, 256)
@@ -258,17 +257,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--backends", default="cudnn", help="libraries, the preferred first")
     parser.add_argument("--objects", action="store_true", help="build CUTLASS's kernels with nvcc")
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE, after each of them")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
-    parser.add_argument("--minutes", type=float, help="start no row after this time")
+    add_options(parser)
     parser.add_argument("--seconds", type=float, default=600, help="of one row, at most")
     parser.add_argument("--gib", type=float, default=12, help="of memory for one row, at most")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.row:
         return _child(args)
-    if args.resume and not args.json:
-        parser.error("--resume needs --json")
+    facts = {"date": date.today().isoformat(), "backends": args.backends}
+    rows = Rows(parser, args, ("model", "dtype", "batch"), facts)
     wanted = {
         "models": args.models.split(",") if args.models else networks(),
         "dtypes": args.dtypes.split(","), "batches": args.batches.split(","),
@@ -281,33 +278,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--batches must be positive numbers, got {args.batches}")
     keys = [(m, d, int(b)) for m in wanted["models"] for b in wanted["batches"]
             for d in wanted["dtypes"]]  # fmt: skip
-    rows = _resumed(args.json) if args.resume else {}
-    todo = [key for key in keys if key not in rows]
     more = ["--backends", args.backends, *(["--objects"] if args.objects else [])]
-    began, console = time.monotonic(), Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("compiling", total=len(todo))
-        for key in todo:
-            if args.minutes is not None and time.monotonic() - began > 60 * args.minutes:
-                break
-            bar.update(task, description=" ".join(map(str, key)))
-            rows[key] = measured(key, more, args.seconds, args.gib)
-            bar.advance(task)
-            if args.json:
-                facts = {"date": date.today().isoformat(), "backends": args.backends}
-                output.write_json(args.json, {**facts, "rows": list(rows.values())})
-    asked = [rows[key] for key in keys if key in rows]
+    rows.measure(keys, lambda *key: measured(key, more, args.seconds, args.gib))
+    asked = rows.of(keys)
     Console(width=150).print(_table(asked, len(keys)))
     return int(any(row["status"] != "ok" for row in asked))
-
-
-def _resumed(path: str) -> dict[tuple[str, str, int], dict[str, Any]]:
-    if not Path(path).exists():
-        return {}
-    rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
-    return {(row["model"], row["dtype"], row["batch"]): row for row in rows}
 
 
 def _table(rows: Sequence[dict[str, Any]], wanted: int) -> Table:

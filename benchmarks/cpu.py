@@ -20,12 +20,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import math
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,19 +31,18 @@ import torch
 import tvm
 import tvm_ffi
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks.cpu_stock import composite
 from benchmarks.cpu_timing import best, cpu_model
 from benchmarks.gpu_timing import by_torch
-from benchmarks.layers import LAYOUTS, SUITES, Layer, suite
+from benchmarks.kept import Rows, add_options
 from legalize import cpu
 from legalize.cpu.roofline import ceilings
-from relay_wgrad import output
 from relay_wgrad.cores import configure_threads
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.layers import LAYOUTS, SUITES, Layer, suite
 from tests.support.problems import poisoned, random_operands, relative_error, tolerance
 
 Row = dict[str, Any]
@@ -113,9 +110,8 @@ def _canonical(problem: ConvProblem, role: str, array: np.ndarray[Any, Any]) -> 
     return array.transpose(axes)
 
 
-def key(row: Row) -> tuple[Any, ...]:
-    """What tells one row from another."""
-    return tuple(row[x] for x in ("suite", "problem", "threads", "winograd"))
+FIELDS = ("suite", "problem", "threads", "winograd")
+"""What tells one row from another."""
 
 
 def chosen(args: argparse.Namespace) -> list[tuple[str, Layer, ConvProblem]]:
@@ -188,9 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--no-winograd", action="store_true")
     parser.add_argument("--stock", action="store_true")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--time-budget", type=float, default=math.inf)
+    add_options(parser)
     args = parser.parse_args(argv)
     for what, names, known in (
         ("suite", args.suite, SUITES), ("kind", args.kinds, [x.value for x in ConvKind]),
@@ -199,9 +193,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names.split(","):
             if name not in known:
                 parser.error(f"{what} {name!r}: expected some of {', '.join(known)}")
-    if args.resume and not args.json:
-        parser.error("--resume continues the file of --json")
-    begin = time.perf_counter()
     if args.threads:
         os.environ["TVM_NUM_THREADS"] = str(args.threads)
     threads = configure_threads()
@@ -219,27 +210,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         f" in registers, {machine['copy_gbytes']:.1f} GB/s in a copy; PyTorch {torch.__version__}"
     )
     rounds = args.rounds or (3 if args.quick else 5)
-    rows: list[Row] = []
-    if args.resume and args.json.exists():
-        rows = json.loads(args.json.read_text())["rows"]
-    old = {key(row): row for row in rows}
-    wanted = []
-    problems = chosen(args)
-    for name, layer, problem in track(problems, console=console, transient=True):
-        facts = {
-            "suite": name, "layer": layer.name, "count": layer.count, "kind": problem.kind.value,
-            "layout": problem.data_layout, "problem": problem.repro(), "threads": threads,
-            "winograd": not args.no_winograd, "batch": args.batch,
+    rows = Rows(parser, args, FIELDS, {"machine": machine})
+    problems = {
+        (name, problem.repro(), threads, not args.no_winograd): (layer, problem)
+        for name, layer, problem in chosen(args)
+    }
+
+    def measured(*key: Any) -> Row:
+        layer, problem = problems[key]
+        return {
+            **dict(zip(FIELDS, key, strict=True)), "layer": layer.name, "count": layer.count,
+            "kind": problem.kind.value, "layout": problem.data_layout, "batch": args.batch,
+            **measure(layer, problem, rounds, target),
         }  # fmt: skip
-        row = old.get(key(facts))
-        if row is None:
-            if time.perf_counter() - begin > args.time_budget:
-                continue
-            row = {**facts, **measure(layer, problem, rounds, target)}
-            rows.append(row)
-            if args.json:
-                output.write_json(args.json, {"machine": machine, "rows": rows})
-        wanted.append(row)
+
+    rows.measure(problems, measured)
+    wanted = rows.of(problems)
     print_tables(wanted, machine, console)
     stock = [composite(x, target) for x in wanted if args.stock and x["kind"] == "wgrad"]
     for line in stock:

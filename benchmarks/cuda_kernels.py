@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_timing import timed
-from benchmarks.layers import problems
 from legalize.cuda import prim_func
 from relay_wgrad import output
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.gpu.runner import choose_compiler
+from tests.support.layers import problems
 
 ROUNDS, CALLS = 5, 10
 

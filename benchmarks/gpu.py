@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--suites resnet50,vgg16,…] [--kinds …] [--dtypes …] [--json FILE]
 
-Each distinct convolution of the suites (`benchmarks.layers`) is run as fprop, dgrad and wgrad in
+Each distinct convolution of the suites (`tests.support.layers`) is run as fprop, dgrad and wgrad in
 each dtype: by our generated cuDNN code with plans chosen by timing, and by PyTorch with
 `torch.backends.cudnn.benchmark`, on the same NHWC (channels_last) memory, in one process.  tf32 and
 f32 are both float32 tensors, with and without leave to round operands to tf32, on both sides.
@@ -55,7 +55,7 @@ from benchmarks.gpu_cases import (
     plan_of,
     tiny,
 )
-from benchmarks.layers import SUITES
+from tests.support.layers import SUITES
 
 # Of PyTorch's cache, between cases: plans of ours must find memory for their workspaces.
 MOST_RESERVED = 32 << 30

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.layers import Layer, suite
 from byoc_cudnn import BACKENDS as TABLE
 from byoc_cudnn.backends.base import option_names
 from byoc_cudnn.backends.cuda_direct import codegen as direct_code
@@ -22,6 +21,7 @@ from byoc_cudnn.backends.cutlass.model import choose
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvProblem
+from tests.support.layers import Layer, suite
 
 # A dtype as it is named on the command line: the tensors' dtype, and whether tf32 may be used.
 MODES = {"f16": ("f16", False), "bf16": ("bf16", False), "tf32": ("f32", True),

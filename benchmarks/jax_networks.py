@@ -11,8 +11,6 @@ these are the family's operators in Relax, and how many of all, forward and back
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +21,7 @@ from rich.table import Table
 import byoc_cudnn
 import relay_wgrad
 from benchmarks.jax_zoo import names, problem
+from benchmarks.kept import Rows, add_options
 from benchmarks.layout_equality import machine
 from relay_wgrad.frontend import GradientGraph, from_stablehlo
 from relay_wgrad.jax import value_and_grad
@@ -89,31 +88,21 @@ def measure(name: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="networks by their beginnings, joined by commas")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--resume", action="store_true", help="keep the file's rows")
+    add_options(parser)
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     relay_wgrad.register()
-    rows: list[dict[str, Any]] = []
-    if options.resume and options.json is not None and options.json.exists():
-        rows = json.loads(options.json.read_text())["rows"]
-    done = [row["network"] for row in rows]
+    facts = {"machine": machine(), "jax": jax.__version__}
+    rows = Rows(parser, options, ("network",), facts)
+    wanted = [(name,) for name in names() if name.startswith(tuple(options.only.split(",")))]
+    rows.measure(wanted, measure)
     table = Table("network", "error", "conv.", "gradients", "recognised", "f32", "f16", "moves")
-    for name in names():
-        if not name.startswith(tuple(options.only.split(","))):
-            continue
-        if name not in done:
-            rows.append(measure(name))
-            print(json.dumps(rows[-1]), flush=True)
-        row = next(row for row in rows if row["network"] == name)
+    for row in rows.of(wanted):
         shares = ["/".join(map(str, row[d])) for d in ("float32", "float16")]
         table.add_row(
-            name, f"{row['error']:.1e}", str(row["forward"]), str(row["gradients"]),
+            row["network"], f"{row['error']:.1e}", str(row["forward"]), str(row["gradients"]),
             str(row["recognised"]), *shares, str(row["moves"]),
         )  # fmt: skip
-        if options.json is not None:
-            found = {"machine": machine(), "jax": jax.__version__, "rows": rows}
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
     Console().print(table)
 
 

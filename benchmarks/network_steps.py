@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks.kept import Rows, add_options
 from benchmarks.parent import end_with_parent
-from relay_wgrad import output
 
 # One of each family, of those whose steps are compiled soonest.
 NAMES = (
@@ -182,14 +181,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains what the command line asks for; 1 where a row is not as it should be."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.network_steps")
     parser.add_argument("--models", help="joined by commas; else one of each family")
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE, after each network")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
-    parser.add_argument("--failed", action="store_true", help="but for those that failed")
+    add_options(parser)
     parser.add_argument("--dtypes", default="f16,bf16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--time-budget", type=float, metavar="SECONDS")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     dtypes = args.dtypes.split(",")
@@ -199,28 +195,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         end_with_parent()
         trained(args.one, dtypes, args.device, args.steps)
         return 0
-    if (args.resume or args.failed) and not args.json:
-        parser.error("--resume and --failed need --json")
     names = args.models.split(",") if args.models else list(NAMES)
-    kept: dict[Key, dict[str, Any]] = {}
-    if (args.resume or args.failed) and Path(args.json).exists():
-        for row in json.loads(Path(args.json).read_text(encoding="utf-8"))["rows"]:
-            if not (args.failed and "reason" in row):
-                kept[row["name"], row["dtype"]] = row
-    until = time.monotonic() + (args.time_budget or _UNLIMITED)
+    kept = Rows(parser, args, ("name", "dtype"), {"steps": args.steps})
 
     def rows_left(name: str, left: Sequence[str]) -> list[dict[str, Any]]:
-        seconds = until - time.monotonic()
+        seconds = min(kept.seconds_left, _UNLIMITED)
         return rows_of(name, left, args.device, args.steps, seconds) if seconds > 0 else []
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        todo = [(name, [d for d in dtypes if (name, d) not in kept]) for name in names]
+        todo = [(name, [d for d in dtypes if kept.misses((name, d))]) for name in names]
         for done in as_completed([pool.submit(rows_left, *one) for one in todo if one[1]]):
-            kept |= {(row["name"], row["dtype"]): row for row in done.result()}
-            if args.json:
-                rows = [kept[key] for key in sorted(kept)]
-                output.write_json(args.json, {"steps": args.steps, "rows": rows})
-    rows = [kept[name, dtype] for name in names for dtype in dtypes if (name, dtype) in kept]
+            kept.keep(*done.result())
+    rows = kept.of((name, dtype) for name in names for dtype in dtypes)
     printed = Console(width=170)
     printed.print(_table(rows))
     good = [row for row in rows if "reason" not in row]

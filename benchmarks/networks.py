@@ -1,7 +1,7 @@
 """Networks that people train, of torchvision and timm: what becomes of each as a training step.
 
     python -m benchmarks.networks [--json FILE [--resume]] [--models PATTERN,…] [--failed]
-                                  [--time-budget 60] [--onnx | --aot | --open] [--check | --train]
+                                  [--time-budget 3600] [--onnx | --aot | --open] [--check | --train]
                                   [--seconds 600] [--gib 14]
 
 Without a mode a row says whether the network was imported, whether its gradient was made, in
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import multiprocessing
 import os
 import resource
@@ -34,10 +33,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from relay_wgrad import output
+from benchmarks.kept import Rows, add_options
 
 GIB = 1 << 30
 STAGES = ("made", "imported", "gradient", "layout", "partition")
@@ -113,16 +111,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="gradients in float64 by autograd's")
     mode.add_argument("--train", action="store_true", help="50 steps beside PyTorch's")
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE, after each of them")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
-    parser.add_argument("--failed", action="store_true", help="but for those that failed")
-    parser.add_argument("--time-budget", type=float, metavar="MINUTES", help="start no row after")
+    add_options(parser)
     parser.add_argument("--seconds", type=float, default=600, help="of one row, at most")
     parser.add_argument("--gib", type=float, default=14, help="of memory for one row, at most")
     parser.add_argument("--nice", type=int, default=0, help="how much to leave to other processes")
     args = parser.parse_args(argv)
-    if (args.resume or args.failed) and not args.json:
-        parser.error("--resume and --failed need --json")
+    rows = Rows(parser, args, ("mode", "name"), {"date": date.today().isoformat()})
     from benchmarks.network_zoo import networks
 
     names = networks()
@@ -140,37 +134,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.onnx or args.aot:
         chosen = ("onnx" if args.onnx else "aot") + ("-check" if args.check else "")
     chosen = "open-check" if args.open else chosen
-    rows = _resumed(args.json, chosen, args.failed) if args.resume or args.failed else {}
     os.nice(args.nice)
-    todo = [(chosen, name) for name in names if (chosen, name) not in rows]
-    began, console = time.monotonic(), Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("networks", total=len(todo))
-        for key in todo:
-            if args.time_budget and time.monotonic() - began > 60 * args.time_budget:
-                break
-            bar.update(task, description=key[1])
-            rows[key] = measured(*key, args.seconds, args.gib)
-            bar.advance(task)
-            if args.json:
-                kept = sorted(rows.values(), key=lambda row: (row["mode"], row["name"]))
-                output.write_json(args.json, {"date": date.today().isoformat(), "rows": kept})
-    asked = [rows[chosen, name] for name in names if (chosen, name) in rows]
+    keys = [(chosen, name) for name in names]
+    rows.measure(keys, lambda mode, name: measured(mode, name, args.seconds, args.gib))
+    asked = rows.of(keys)
     printed = Console(width=160)
     printed.print(_TABLES[chosen](asked))
     printed.print(_summary(asked, len(names)))
     return int(not all(map(_ok, asked)))
-
-
-def _resumed(path: str, mode: str, failed: bool) -> dict[Key, dict[str, Any]]:
-    """The file's rows; with `failed` without those of this mode that failed."""
-    if not Path(path).exists():
-        return {}
-    rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
-    kept = [row for row in rows if not failed or row["mode"] != mode or _ok(row)]
-    return {(row["mode"], row["name"]): row for row in kept}
 
 
 def _summary(rows: Sequence[dict[str, Any]], wanted: int) -> str:

@@ -14,9 +14,6 @@ offloads.
 from __future__ import annotations
 
 import argparse
-import json
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,10 +26,10 @@ from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
+from benchmarks.kept import Rows, add_options
 from benchmarks.layout_equality import machine
 from benchmarks.network_checks import FLOOR, QUICK
 from benchmarks.onnx_zoo import names, step
-from relay_wgrad import output
 from relay_wgrad.frontend import GradientGraph, from_onnx_training
 from relay_wgrad.ops.view import family_def
 from relay_wgrad.problem import ConvKind
@@ -100,30 +97,17 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="networks by their beginnings, joined by commas")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--resume", action="store_true", help="keep the file's rows")
-    parser.add_argument("--time-budget", type=float, metavar="SECONDS", default=1e6)
+    add_options(parser)
     options = parser.parse_args()
     relay_wgrad.register()
-    rows: dict[str, dict[str, Any]] = {}
-    if options.resume and options.json is not None and options.json.exists():
-        rows = {row["network"]: row for row in json.loads(options.json.read_text())["rows"]}
+    rows = Rows(parser, options, ("network",), {"machine": machine()})
+    wanted = [(name,) for name in names() if name.startswith(tuple(options.only.split(",")))]
+    rows.measure(wanted, measure)
     table = Table("network", "float64", "float32", "PyTorch's", "gradients", "recognised", "taken")
-    until = time.monotonic() + options.time_budget
-    for name in names():
-        if not name.startswith(tuple(options.only.split(","))):
-            continue
-        if name not in rows:
-            if time.monotonic() > until:
-                break
-            rows[name] = measure(name)
-            print(json.dumps(rows[name]), flush=True)
-        row = rows[name]
+    for row in rows.of(wanted):
         errors = (f"{row[key]:.1e}" for key in ("float64", "float32", "pytorch"))
         taken = f"{row['offloaded']}/{row['convolutions']}"
-        table.add_row(name, *errors, str(row["asked"]), str(row["recognised"]), taken)
-        if options.json is not None:
-            output.write_json(options.json, {"machine": machine(), "rows": list(rows.values())})
+        table.add_row(row["network"], *errors, str(row["asked"]), str(row["recognised"]), taken)
     Console().print(table)
 
 

@@ -23,11 +23,11 @@ from rich.progress import track
 
 import byoc_cudnn
 import relay_wgrad
-from benchmarks.layers import LAYOUTS, SUITES, suite
 from legalize import cpu, cuda
 from relay_wgrad import output, relay
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.transform import ConvertLayout
+from tests.support.layers import LAYOUTS, SUITES, suite
 from tests.support.relay.fixtures import fixture_names, load
 
 Entry = tuple[str, Callable[[], str]]

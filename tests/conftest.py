@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,8 +20,6 @@ from byoc_cudnn.backends.base import rows_of
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.decision import Decision
 from relay_wgrad.problem import ConvProblem
-
-from .longer import LONGER, SHARES
 
 GOLDEN = Path(__file__).parent / "golden"
 # What tests compile for CPUs is kept beside what pytest keeps; as kernels alone, since tests put
@@ -41,23 +40,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what `make test` leaves out; a name that stands for nothing any more is an error."""
-    unused = {*LONGER, *SHARES}
+    """Marks as `longer` the cases that `longer_cases` and `share` of a test leave out.
+
+    The beginning of a case's name that is no case's any more is an error.
+    """
+    found: dict[tuple[str, str], bool] = {}
     cases = Counter[str]()
     for item in items:
-        for name in LONGER:
-            if item.nodeid.startswith(name):
-                item.add_marker("longer")
-                unused.discard(name)
-        name = item.nodeid.partition("[")[0]
-        if name in SHARES:
-            if cases[name] % SHARES[name]:
+        name, _, case = item.nodeid.partition("[")
+        for marker in item.iter_markers("longer_cases"):
+            for beginning in marker.args:
+                taken = case.startswith(beginning)
+                found[name, beginning] = taken or found.get((name, beginning), False)
+                if taken:
+                    item.add_marker("longer")
+        for marker in item.iter_markers("share"):
+            if cases[name] % marker.args[0]:
                 item.add_marker("longer")
             cases[name] += 1
-            unused.discard(name)
+    unused = [" ".join(key) for key, taken in found.items() if not taken]
     whole = config.args in (["tests"], [str(GOLDEN.parent)])
     if unused and whole and not config.option.collectonly:
-        raise pytest.UsageError(f"tests/longer.py names no test: {sorted(unused)}")
+        raise pytest.UsageError(f"longer_cases names no case: {sorted(unused)}")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Seconds of each room's tests, where `--durations` is asked for: of all processes together."""
+    if not terminalreporter.config.option.durations:
+        return
+    seconds, tests = defaultdict[str, float](float), Counter[str]()
+    for report in (r for some in terminalreporter.stats.values() for r in some):
+        if isinstance(report, pytest.TestReport):
+            room = str(Path(report.nodeid.partition("::")[0]).parent)
+            seconds[room] += report.duration
+            tests[room] += report.when == "call"
+    terminalreporter.section("seconds of each room")
+    for room, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        terminalreporter.line(f"{spent:7.1f} {tests[room]:5} {room}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

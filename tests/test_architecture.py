@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from relay_wgrad import keys, opdef
 from relay_wgrad.ops import ALL, FAMILY
-from tests.planted import FAULTS, Fault
+from tests.planted import FAULTS
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("relay_wgrad", "legalize", "byoc_cudnn")
@@ -52,6 +54,19 @@ ALLOWED = {
 STDLIB = frozenset(__import__("sys").stdlib_module_names)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree, which most tests here look at."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_trees_after() -> Iterator[None]:
+    """All of them take several hundred MB, which later tests need not carry."""
+    yield
+    parsed.cache_clear()
+
+
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -64,22 +79,21 @@ def _source(path: Path, node: ast.ImportFrom) -> str:
     return ".".join([*base, *([node.module] if node.module else [])])
 
 
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """(absolute module, whether at module level) of every import."""
-    tree = ast.parse(path.read_text())
-    top = {id(node) for node in tree.body}
-    found = []
-    for node in ast.walk(tree):
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """The absolute module of every import, those within functions too."""
+    found: list[str] = []
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            found += [(alias.name, id(node) in top) for alias in node.names]
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             source = _source(path, node)
             for alias in node.names:  # `from . import x` may name a module
                 name = f"{source}.{alias.name}"
                 file = ROOT / name.replace(".", "/")
                 is_module = file.with_suffix(".py").exists() or (file / "__init__.py").exists()
-                found.append((name if is_module else source, id(node) in top))
-    return found
+                found.append(name if is_module else source)
+    return tuple(found)
 
 
 MODULES = {module_name(path): path for path in FILES}
@@ -90,7 +104,7 @@ def test_foreign_packages() -> None:
         allowed = STDLIB | ALLOWED[path.relative_to(ROOT).parts[0]]
         if path.parent == ROOT / "relay_wgrad" / "torch":
             allowed = allowed | {"torch"}  # an extra, which nothing else needs
-        foreign = {name.split(".")[0] for name, _ in imports(path)} - allowed
+        foreign = {name.split(".")[0] for name in imports(path)} - allowed
         assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
 
 
@@ -104,12 +118,16 @@ def _room(path: Path) -> str:
     return next(WITHIN.get(name, name) for name in names if name in PLACES or name in WITHIN)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_rooms_import_what_is_below_them(path: Path) -> None:
-    room = _room(path)
-    for name, _ in imports(path):
-        if name in MODULES and (other := _room(MODULES[name])) != room:
-            assert PLACES[other] < PLACES[room], f"{path.relative_to(ROOT)} imports {name}"
+def test_rooms_import_what_is_below_them() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in FILES
+        for name in imports(path)
+        if name in MODULES
+        and (other := _room(MODULES[name])) != (room := _room(path))
+        and PLACES[other] >= PLACES[room]
+    ]
+    assert not wrong
 
 
 def test_the_table_of_rooms_is_whole() -> None:
@@ -122,7 +140,7 @@ def test_the_table_of_rooms_is_whole() -> None:
 
 def test_problem_imports_no_tvm() -> None:
     for name in ("problem.py", "layouts.py", "rules.py"):
-        roots = {module.split(".")[0] for module, _ in imports(ROOT / "relay_wgrad" / name)}
+        roots = {module.split(".")[0] for module in imports(ROOT / "relay_wgrad" / name)}
         assert "tvm" not in roots
 
 
@@ -147,7 +165,7 @@ def _graph() -> dict[str, set[str]]:
     return {
         name: {
             other
-            for other, _ in imports(path)
+            for other in imports(path)
             if other in names and other != name and not name.startswith(f"{other}.")
         }
         for path, name in ((path, module_name(path)) for path in FILES)
@@ -190,7 +208,7 @@ def test_every_module_has_something_of_its_own() -> None:
     for path in FILES:
         own = [
             node
-            for node in ast.parse(path.read_text()).body
+            for node in parsed(path).body
             if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr))
             and not ast.unparse(node).startswith("__all__")
         ]
@@ -201,7 +219,7 @@ def test_names_are_imported_from_their_homes() -> None:
     brought = {
         module_name(path): {
             alias.asname or alias.name
-            for node in ast.parse(path.read_text()).body
+            for node in parsed(path).body
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
@@ -209,7 +227,7 @@ def test_names_are_imported_from_their_homes() -> None:
         if not _gathers(path)
     }
     for path in [*FILES, *TESTS, *(ROOT / "benchmarks").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom):
                 module = _source(path, node)
                 names = {alias.name for alias in node.names} & brought.get(module, set())
@@ -230,7 +248,7 @@ SWITCHES = {
 
 
 def test_switches_of_the_process_are_known() -> None:
-    trees = ((path, ast.parse(path.read_text())) for path in FILES)
+    trees = ((path, parsed(path)) for path in FILES)
     found = {path for path, tree in trees if any(isinstance(n, ast.Global) for n in ast.walk(tree))}
     assert {str(path.relative_to(ROOT)) for path in found} == SWITCHES
 
@@ -253,7 +271,7 @@ def test_tests_mirror_the_packages() -> None:
 
 def test_no_test_is_imported() -> None:
     for path in [*TESTS, *(ROOT / "benchmarks").rglob("*.py")]:
-        found = [name for name, _ in imports(path) if name.split(".")[-1].startswith("test_")]
+        found = [name for name in imports(path) if name.split(".")[-1].startswith("test_")]
         assert not found, f"{path.relative_to(ROOT)} imports {found}: move that to tests/support"
 
 
@@ -285,7 +303,7 @@ def _patched(tree: ast.AST, ours: set[str]) -> list[str]:
 def test_no_test_patches_a_private_name() -> None:
     """What a test replaces is a seam: it is named without an underscore, and says what it is."""
     for path in TESTS:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         ours = set(PACKAGES)
         for node in ast.walk(tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -360,9 +378,9 @@ def _texts(tree: ast.AST) -> set[str]:
 
 def _backends_named(path: Path) -> set[str]:
     """The backends that a file outside their folders imports, or has as a string."""
-    words = {word for text in _texts(ast.parse(path.read_text())) for word in text.split(",")}
+    words = {word for text in _texts(parsed(path)) for word in text.split(",")}
     root = "byoc_cudnn.backends."
-    modules = (name.removeprefix(root) for name, _ in imports(path) if name.startswith(root))
+    modules = (name.removeprefix(root) for name in imports(path) if name.startswith(root))
     words |= {module.split(".")[0] for module in modules}
     own = path.relative_to(ROOT).parts[:3]
     return {b for b in words.intersection(BACKENDS) if own != ("byoc_cudnn", "backends", b)}
@@ -388,7 +406,7 @@ SPELLING = {
 
 def test_attribute_keys_are_said_once() -> None:
     assert len(KEYS) > 15
-    spelt = {str(path.relative_to(ROOT)): _texts(ast.parse(path.read_text())) for path in FILES}
+    spelt = {str(path.relative_to(ROOT)): _texts(parsed(path)) for path in FILES}
     found = {name: texts & set(KEYS) for name, texts in spelt.items()}
     assert {name for name, some in found.items() if some} == {"relay_wgrad/keys.py"} | SPELLING
 
@@ -411,7 +429,7 @@ def _builds(tree: ast.AST) -> bool:
 
 
 def test_functions_are_walked_and_written_in_one_room() -> None:
-    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in FILES}
+    trees = {str(path.relative_to(ROOT)): parsed(path) for path in FILES}
     room = {name for name in trees if name.startswith("relay_wgrad/graph/")}
     assert {name for name in room if _walks(trees[name]) or _builds(trees[name])}
     assert not [name for name in set(trees) - room if _walks(trees[name])]
@@ -421,7 +439,8 @@ def test_functions_are_walked_and_written_in_one_room() -> None:
 # ---- faults are planted in text that is there ----------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
-def test_a_planted_fault_has_its_text(fault: Fault) -> None:
-    assert fault.old in (ROOT / fault.file).read_text(encoding="utf-8")
-    assert all((ROOT / name.partition("::")[0]).exists() for name in fault.tests.split())
+def test_planted_faults_have_their_text() -> None:
+    wrong = [f.what for f in FAULTS if f.old not in (ROOT / f.file).read_text(encoding="utf-8")]
+    tests = {name.partition("::")[0] for fault in FAULTS for name in fault.tests.split()}
+    assert not wrong
+    assert not [name for name in tests if not (ROOT / name).exists()]

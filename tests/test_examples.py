@@ -9,7 +9,7 @@ import pytest
 from .support.children import ROOT, run_script
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SHORTER = {"digits.py": ("--steps", "100")}
+SHORTER = {"digits.py": ("--steps", "30")}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.longer("builds, and installs all dependencies anew")
+
 ROOT = Path(__file__).parent.parent
 OURS = {"relay_wgrad", "legalize", "byoc_cudnn"}
 CONSTRAINTS = ("--constraint", str(ROOT / "constraints.txt"))

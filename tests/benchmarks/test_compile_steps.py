@@ -23,6 +23,7 @@ SHARE = {
 }
 
 
+@pytest.mark.longer("whole networks for CUDA")
 @pytest.mark.parametrize(("model", "dtype", "batch"), SHARE)
 def test_a_step(model: str, dtype: str, batch: int) -> None:
     done = run_module("benchmarks.compile_steps", "--row", f"{model},{dtype},{batch}", timeout=600)
@@ -35,6 +36,7 @@ def test_a_step(model: str, dtype: str, batch: int) -> None:
     assert row["products"]["offloaded"] == row["products"]["total"] - sum(stay.values())
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_a_child_that_does_not_end_well() -> None:
     row = compile_steps.measured(("residual", "f16", 1), [], seconds=0.05, gib=1)
     assert row["status"] == "timeout"

@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import digits_curves
 
+pytestmark = pytest.mark.longer("two trainings; the examples have one")
+
 
 def test_sides_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, png = tmp_path / "rows.json", tmp_path / "curves.png"

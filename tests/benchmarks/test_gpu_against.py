@@ -114,6 +114,7 @@ def test_sides_that_differ_are_said() -> None:
     assert math.isnan(ratio({"sides": {"ours": {"ms": 1.0}, "eager": {"error": "no"}}}))
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 def test_sides_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, of a small network: ours, PyTorch's, and `TrainingStep`."""
 
@@ -134,6 +135,7 @@ def test_sides_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(figures["ms"] > 0 for figures in sides.values())
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_a_side_that_fails_is_an_error() -> None:
     measure, told = Processes("cpu"), dict[str, Any]()
     error = measure(["eager"], Row("onnx:none", 1, None, "f32"), 0, 60, told.__setitem__)

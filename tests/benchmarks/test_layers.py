@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 
 from benchmarks import gpu, gpu_cases, gpu_report, gpu_timing
-from benchmarks.layers import DTYPES, LAYERS, ORDERS, SUITES, Layer, problems, suite
 from byoc_cudnn.backends.cuda_direct.codegen import generate as direct_generate
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.backends.cudnn.codegen import generate
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.layers import DTYPES, LAYERS, ORDERS, SUITES, Layer, problems, suite
 from tests.support.problems import random_operands, relative_error, torch_reference
 
 KINDS = ("fprop", "dgrad", "wgrad")

@@ -65,6 +65,7 @@ def test_stages_of_onnx() -> None:
     assert row["exporter"] == "dynamo" or "onnxscript" in row["why"]
 
 
+@pytest.mark.longer("test_check stays, and the table")
 @pytest.mark.usefixtures("registered", "small")
 def test_check_of_onnx() -> None:
     row: dict[str, Any] = {}
@@ -102,6 +103,7 @@ def test_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < row["rounding"] < 1e-9
 
 
+@pytest.mark.longer("test_check stays")
 @pytest.mark.usefixtures("registered", "small")
 def test_check_of_an_open_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     row: dict[str, Any] = {}
@@ -113,6 +115,7 @@ def test_check_of_an_open_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         network_checks.check_open("ours/small", row.update)
 
 
+@pytest.mark.longer("a training; the other modes stay")
 @pytest.mark.usefixtures("registered", "small")
 def test_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_checks, "STEPS", 3)

@@ -29,6 +29,7 @@ LOPSIDED = (
 )
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("first", range(0, SHARE, STEP))
 def test_share(first: int) -> None:
     images, volumes = list(OPS)[:4], list(OPS)[4:]
@@ -66,6 +67,7 @@ def test_planted_fault_is_caught(
     assert f'python -m tests.fuzz --repro "{line}"' in out
 
 
+@pytest.mark.longer("tests.planted has its kin")
 def test_planted_fault_is_found_among_random_cases(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from .planted import GENERATOR, KINDS
 ENDS = {"right": "passed", "refused": "refused", "wrong": "failed", "raises": "failed"}
 
 
+@pytest.mark.longer("starts a process of TVM for each end")
 def test_every_end_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "found.json"
     argv = ["--count", "7", "--jobs", "1", "--timeout", "4", "--json", str(path)]
@@ -32,6 +33,7 @@ def test_every_end_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "python -m tests.fuzz.planted --repro 'crash 0 4'" in shown
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_one_kind_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(GENERATOR, ["--only", "kind=right", "--count", "2", "--jobs", "1"]) == 0
     assert "2 passed" in capsys.readouterr().out

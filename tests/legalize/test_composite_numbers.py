@@ -43,6 +43,7 @@ def check_numbers(p: ConvProblem, seed: int = 0) -> None:
 # ---- numbers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", ["wgrad", "dgrad"])
 @pytest.mark.parametrize("name", NAMED)
 def test_numbers(kind: str, name: str) -> None:

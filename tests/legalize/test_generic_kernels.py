@@ -76,12 +76,15 @@ def problems_of(kind: ConvKind, count: int, seed: int, max_flop: float) -> list[
     return drawn + [ConvProblem.parse(line.format(kind.value)) for line in CORNERS]
 
 
+@pytest.mark.longer_cases("ConvKind.WGRAD")
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_expression(kind: ConvKind) -> None:
     problems = problems_of(kind, 40, 11, 4e6)
     assert wrong([expression(p) for p in problems], problems) == []
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_cpu_schedule(kind: ConvKind) -> None:
     problems = problems_of(kind, 30, 12, 4e6)
@@ -158,12 +161,15 @@ def test_relax_call_te_with_symbolic_sizes(kind: ConvKind) -> None:
 # ---- the CUDA kernels ----------------------------------------------------------------------------
 
 
+@pytest.mark.longer_cases("ConvKind.F")
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_cuda_kernels_thread_by_thread(kind: ConvKind) -> None:
     problems = problems_of(kind, 24, 13, 1e6)
     assert wrong([cuda_kernel(p, CUDA, simulate=True) for p in problems], problems) == []
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tile", gemm.TILES, ids=lambda t: f"{t.bm}x{t.bn}")
 def test_cuda_tiles_and_splits(kind: ConvKind, tile: gemm.Tile) -> None:
@@ -203,6 +209,7 @@ def cuda_source(funcs: list[tirx.PrimFunc]) -> str:
     return str(build(funcs, CUDA).mod.imports[0].inspect_source("cuda"))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_cuda_compiles(kind: ConvKind, tmp_path: Path) -> None:
     """To source always; to machine code where there is an nvcc."""

@@ -42,6 +42,7 @@ def run(
     return vm["main"](*[tvm.runtime.tensor(a) for a in arrays]).numpy()
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("how", ["static", "symbolic", "anywhere"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -62,5 +62,6 @@ def test_numbers_stay_numbers() -> None:
     assert quotient(v, 1) is v
 
 
+@pytest.mark.longer
 def test_a_share_of_the_generator() -> None:
     assert not failures(small.GENERATOR, range(5), seed=3)

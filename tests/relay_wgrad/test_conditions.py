@@ -98,6 +98,7 @@ CASES: list[tuple[str, Body, list[Any], list[Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_the_run_refuses_in_the_rules_words(case: Any, pipeline: str) -> None:

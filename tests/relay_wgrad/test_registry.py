@@ -208,6 +208,7 @@ def test_after_unregister(op: str) -> None:
     assert relax.BlockBuilder().normalize(hand_made(op, operands(op), {})).ty.ndim == 4
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_never_registered() -> None:
     """A process that has only imported the package."""
     out = python(
@@ -229,6 +230,7 @@ for make in (
     ]
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_a_rule_registered_above_ours_stays() -> None:
     """Of an op of upstream's and of a new one; and it survives another round."""
     out = python(
@@ -305,6 +307,7 @@ def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch, op: st
     assert stock_gradient_ops() == STOCK
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_an_op_that_is_taken_is_refused() -> None:
     out = python(
         """

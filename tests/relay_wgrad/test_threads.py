@@ -186,6 +186,7 @@ def test_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_thread(lambda: (caller.append(threading.get_ident()), call())[1]) == caller[0]
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_at_the_end_of_a_process() -> None:
     code = """
 import threading, time

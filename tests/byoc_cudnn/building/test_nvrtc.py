@@ -193,6 +193,7 @@ class Linked:
         return done.stdout.splitlines()
 
 
+@pytest.mark.longer("a child for each of five devices")
 def test_a_call_reaches_the_driver(tmp_path: Path) -> None:
     """Machine code of the same generation, else PTX, loaded once; each kernel by its name there."""
     linked = Linked.of("depthwise", ConvKind.DGRAD, (80, 90), tmp_path)
@@ -208,6 +209,7 @@ def test_a_call_reaches_the_driver(tmp_path: Path) -> None:
     assert linked.said(75) == ["-209", "-209"]  # no kernel image for the device
 
 
+@pytest.mark.longer("NVRTC, five kernels twice")
 def test_a_kernel_of_several(tmp_path: Path) -> None:
     """Instances of one template, between which a call chooses, and much shared memory."""
     said = Linked.of("few", ConvKind.WGRAD, (80,), tmp_path).said(80)
@@ -217,6 +219,7 @@ def test_a_kernel_of_several(tmp_path: Path) -> None:
     assert launches[:2] == launches[2:]
 
 
+@pytest.mark.longer("all families for four GPUs")
 @pytest.mark.parametrize("layer", list(LAYERS))
 def test_all_templates(layer: str, tmp_path: Path) -> None:
     """Each family and kind, with an epilogue: both parts compile, for several GPUs."""

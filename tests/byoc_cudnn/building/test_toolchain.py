@@ -211,6 +211,7 @@ def test_real_headers_and_libraries(tmp_path: Path) -> None:
     assert done.stdout == f"{major * 10000 + minor * 100 + patch} {cuda}"
 
 
+@pytest.mark.longer("starts processes of TVM")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_preload_lets_tvm_load_its_cuda_runtime(tmp_path: Path, when: str) -> None:
     """With a stand-in for the driver's library, which only a machine with a GPU has."""

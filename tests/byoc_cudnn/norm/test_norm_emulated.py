@@ -96,6 +96,15 @@ def wanted(t: Tensors, back: NormCall) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.longer_cases(
+    "float32-shape0-together0-how0",
+    "float16",
+    "float64",
+    "float32-shape4",
+    "float32-shape6",
+    "float32-shape7",
+    "bfloat16-shape5",
+)
 @pytest.mark.parametrize(
     ("dtype", "shape", "together", "how"),
     [
@@ -135,6 +144,7 @@ def test_forward_and_backward(
             assert error <= limit * np.linalg.norm(want[name]), (one, name, error)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     ("dtype", "activation", "shape", "windows"),
     [

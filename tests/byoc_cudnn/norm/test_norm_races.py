@@ -67,6 +67,7 @@ def races(folder: Path, kernel: str, channels: int, without: str = "") -> str:
     return done.stderr if done.returncode else ""
 
 
+@pytest.mark.longer_cases("forward_float32", "backward_")
 @pytest.mark.parametrize(
     ("kernel", "channels"),
     [
@@ -83,6 +84,7 @@ def test_there_are_none(tmp_path: Path, kernel: str, channels: int) -> None:
     assert not races(tmp_path, kernel, channels)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     ("kernel", "channels", "before"),
     [

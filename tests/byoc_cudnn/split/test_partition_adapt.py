@@ -238,6 +238,7 @@ def transposed_module(rng: np.random.Generator) -> tvm.IRModule:
     return module({"x": [x[i] for i in axes], "w": [w[i] for i in w_axes]}, body)
 
 
+@pytest.mark.longer
 def test_transposed_convolutions_against_themselves() -> None:
     """Cropped from a larger one: output padding and strides' remainders among them."""
     rng = np.random.default_rng(3)
@@ -258,6 +259,7 @@ def test_transposed_convolutions_against_themselves() -> None:
         assert relative_error(got, want) < 1e-5, mod[name].script()
 
 
+@pytest.mark.longer_cases("ConvKind.FPROP", "ConvKind.WGRAD")
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_problems_against_pytorch(kind: ConvKind) -> None:
     """Everything adapted of these, inlined again and run on the CPU: against float64."""

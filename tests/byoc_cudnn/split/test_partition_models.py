@@ -53,6 +53,10 @@ def family_calls(mod: tvm.IRModule) -> int:
     return len(found)
 
 
+@pytest.mark.longer_cases(
+    "densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet"
+)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [None, "float16", "float16 wide"])
 @pytest.mark.parametrize("name", BUNDLED)
 def test_every_convolution_goes(name: str, dtype: str | None) -> None:
@@ -85,6 +89,7 @@ def test_nchw_needs_nothing_either() -> None:
     assert not any(e.adapted for e in report.entries)
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_time_is_linear_in_depth() -> None:
     def cost(depth: int) -> float:
         module: Any = grad(chain(depth), "main")

@@ -76,6 +76,7 @@ def test_a_step() -> None:
         assert np.linalg.norm(a - b) < 1e-6 * np.linalg.norm(b)
 
 
+@pytest.mark.longer_cases("cudnn-False-a")
 @pytest.mark.parametrize(
     ("backend", "wide", "around"),
     [("cutlass", True, {""}), ("cutlass", False, {""}), ("cudnn", False, {""}),

@@ -234,6 +234,7 @@ def test_what_is_generated_is_of_the_last_that_was_registered() -> None:
     assert source.inspect_source() == "// 86 fprop"
 
 
+@pytest.mark.longer
 def test_its_candidates_are_built_and_timed(tmp_path: Path, monkeypatch: Any) -> None:
     mine()
     options = {"mine": {"fast": False}}

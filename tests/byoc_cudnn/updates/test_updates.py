@@ -49,6 +49,7 @@ def made(folder: Path) -> tuple[dict[str, UpdatesCall], Any]:
     return calls, library(folder, source)
 
 
+@pytest.mark.longer_cases("many")
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
@@ -146,6 +147,7 @@ def functions(one: TrainingGraph, optimizer: str) -> tvm.IRModule:
     return with_watch(mod, one)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_a_step_is_what_the_operators_give(optimizer: str, folder: Path, registered: None) -> None:
     """Also where it is not to update; parameters and state stay the tensors that they were."""
@@ -199,6 +201,7 @@ def test_a_step_is_what_the_operators_give(optimizer: str, folder: Path, registe
     assert results[0][-1] == 0
 
 
+@pytest.mark.longer
 def test_a_trainer_updates_in_place(
     folder: Path, registered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,11 +91,13 @@ CASES = [
 ]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_edges(problem: ConvProblem) -> None:
     assert run(problem) <= tolerance(problem)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("seed", range(16))
 def test_random(kind: ConvKind, seed: int) -> None:
@@ -116,6 +118,7 @@ n=6 c=64 h=9 w=9 k=64 r=3 s=3 pad=1,1,1,1
 """
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("line", PARTS.strip().splitlines())
@@ -175,6 +178,7 @@ TARGETS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_targets(target: dict[str, Any], kind: ConvKind) -> None:
@@ -197,6 +201,7 @@ def test_aarch64_is_generated() -> None:
     assert cpu.prim_func(problem, target).attrs["tirx.is_scheduled"]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize(
     "line",

@@ -69,6 +69,18 @@ CASES = [
 ]
 
 
+@pytest.mark.longer_cases(
+    "fprop n=2 c=24 h=6 w=6 k=40",
+    "fprop n=2 c=31 h=7 w=19 k=16",
+    "fprop n=2 c=16 h=9 w=6 k=32",
+    "dgrad n=2 c=24 h=6 w=6 k=40",
+    "dgrad n=2 c=31 h=7 w=19 k=16",
+    "dgrad n=2 c=16 h=9 w=6 k=32",
+    "wgrad n=2 c=24 h=6 w=6 k=40",
+    "wgrad n=2 c=31 h=7 w=19 k=16",
+    "wgrad n=2 c=16 h=9 w=6 k=32",
+)
+@pytest.mark.share(5)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_edges(problem: ConvProblem) -> None:
@@ -115,6 +127,7 @@ def test_weights_are_transformed_in_tasks_where_there_are_many() -> None:
         )
 
 
+@pytest.mark.share(5)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("mattr", [[], ["+avx2", "+fma"], ["+avx512f"]], ids=str)

@@ -119,6 +119,7 @@ for turn in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_processes_at_once_of_which_some_are_killed(tmp_path: Path) -> None:
     """Whatever is found is whole, and what the killed ones left behind goes."""
     facts = {**os.environ, **environ(tmp_path)}

@@ -133,6 +133,7 @@ def test_errors(args: tuple[str, ...], code: int, message: str, call: Any) -> No
     assert text == ""
 
 
+@pytest.mark.longer
 def test_users_own_model(tmp_path: Path) -> None:
     """A file of the user's: mixed precision, checkpoints, masks; then one that is refused.
 
@@ -240,6 +241,7 @@ def test_bench(tmp_path: Path, call: Any) -> None:
     assert row["floor_seconds"] == pytest.approx(floor)
 
 
+@pytest.mark.longer("test_bench stays")
 def test_bench_of_a_model(tmp_path: Path, call: Any) -> None:
     """Each distinct problem once, with its count; of the kinds that were asked for."""
     figures = tmp_path / "figures.json"
@@ -252,6 +254,7 @@ def test_bench_of_a_model(tmp_path: Path, call: Any) -> None:
     assert row["problem"].startswith("dgrad n=4 c=8 h=6 w=6 k=8 r=3 s=3")
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_reader_that_leaves() -> None:
     env = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     done = subprocess.run(
@@ -261,6 +264,7 @@ def test_reader_that_leaves() -> None:
     assert (done.stdout, done.stderr) == ("{", "")
 
 
+@pytest.mark.longer("what make demo does; smaller models are left")
 def test_train(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     done = run("train", "squeezenet", "--batch", "2", "--image-size", "48", "--steps", "2",
@@ -297,6 +301,7 @@ def test_inspect(tmp_path: Path, call: Any) -> None:
     assert call("inspect", str(path), "--report", "no/such/folder/x.html")[0] == 1
 
 
+@pytest.mark.longer("measures; test_inspect stays")
 def test_inspect_measures(tmp_path: Path, call: Any) -> None:
     path, report = tmp_path / "mine.onnx", tmp_path / "report.json"
     onnx.save(residual_net(blocks=0, size=6), path)

@@ -41,6 +41,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.longer("starts processes of TVM")
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_training(tmp_path: Path) -> None:
     """In whatever TVM does then: the exit code is 130, and a file that was there stays."""
@@ -79,6 +80,7 @@ def test_an_interrupt_while_training(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "made", "net.onnx"]
 
 
+@pytest.mark.longer("starts processes of TVM")
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_training_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -181,6 +183,7 @@ def test_where_nothing_can_be_written(where: str, error: type[OSError], tmp_path
             function(tmp_path / where)
 
 
+@pytest.mark.longer("starts processes of TVM")
 @pytest.mark.parametrize("shell", ["emit --problem '{}' >&-", "env --json >&-"])
 def test_a_closed_output(shell: str) -> None:
     command = f"{sys.executable} -m relay_wgrad {shell.format(LINE)}"
@@ -191,6 +194,7 @@ def test_a_closed_output(shell: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_a_reader_of_a_program_that_leaves() -> None:
     read, write = os.pipe()
     os.close(read)

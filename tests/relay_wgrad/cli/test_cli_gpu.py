@@ -18,6 +18,7 @@ from tests.support.cuda_stand_in import runtime, stand_in
 from tests.support.training_models import residual_net
 
 
+@pytest.mark.longer
 def test_train(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("safetensors")
     made = runtime(tmp_path)

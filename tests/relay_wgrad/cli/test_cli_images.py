@@ -33,6 +33,7 @@ def folders(path: Path) -> tuple[Path, Path]:
     return path / "train", path / "test"
 
 
+@pytest.mark.longer("the command line's training, thrice")
 def test_epochs(tmp_path: Path, call: Any) -> None:
     """Three, in one run or in two: the same losses, the same log, the same state."""
     pytest.importorskip("safetensors")

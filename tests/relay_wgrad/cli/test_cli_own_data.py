@@ -52,6 +52,7 @@ def test_several_results(tmp_path: Path, call: Any) -> None:
     assert call("partition", str(path), "--output-name", "pool", "--loss", "mse")[0] == 0
 
 
+@pytest.mark.longer
 def test_own_model_and_data(tmp_path: Path, call: Any) -> None:
     """The file's weights, samples of a file, a state that goes on, weights back into a file."""
     pytest.importorskip("safetensors")
@@ -139,6 +140,7 @@ def test_another_optimizer_is_noticed_at_once(
     assert "its param.fc_w is float32[5, 8], but 'mine' has float32[5, 4]" in error
 
 
+@pytest.mark.longer("two trainings")
 def test_updates_and_parts(tmp_path: Path, call: Any) -> None:
     """A schedule, decay and averages of a part of the parameters, saved and gone on with."""
     pytest.importorskip("safetensors")

@@ -49,6 +49,7 @@ def differences(case: Case) -> list[str]:
     return [key for key, value in made.items() if digest(value) != case[key]]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("case", SHARE, ids=name)
 def test_kernels(case: Case) -> None:
     assert not differences(case)

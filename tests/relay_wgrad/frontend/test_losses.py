@@ -95,6 +95,7 @@ def batch_of(graph: Any) -> dict[str, Any]:
     return dict(batch)
 
 
+@pytest.mark.longer_cases("smoothing", "a sum", "huber", "smooth l1", "l1")
 @pytest.mark.parametrize(("loss", "pooled", "reference"), CASES.values(), ids=CASES)
 def test_value_and_gradient(loss: Loss | str, pooled: bool, reference: Reference) -> None:
     """In float64, and with half-precision convolutions in a loss of float32."""

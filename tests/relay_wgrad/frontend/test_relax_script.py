@@ -82,6 +82,7 @@ def _old_words(text: str, last: int) -> str:
 _KERNELS = (15, 22, 23, 24, 25)
 
 
+@pytest.mark.longer_cases("transposed", "product", "pool", "counted", "softmax", "conv")
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_old_words(name: str) -> None:

@@ -15,6 +15,7 @@ from tests.support.torch.volume_cases import Small
 pytestmark = pytest.mark.usefixtures("registered")
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 def test_trained_beside_pytorch() -> None:
     """Five steps of momentum: losses and parameters are autograd's."""
     torch.manual_seed(0)

@@ -196,6 +196,7 @@ def chain(length: int) -> relax.Function:
     return bb.get()["main"]
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_the_limit() -> None:
     assert draw(chain(MOST_BOXES - 2))._repr_png_().startswith(PNG)
     with pytest.raises(ValueError, match=rf"{MOST_BOXES + 1} boxes, more than limit={MOST_BOXES}"):

@@ -100,6 +100,7 @@ def test_results_are_with_their_layers() -> None:
     assert not any(found.backward[i] for i in results[: len(graph.outputs)])
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 def test_blocks_of_real_networks() -> None:
     expected = {"resnet50": (54, 18), "squeezenet": (26, 18), "vgg19": (19, 19)}
     for name, (layers, blocks) in expected.items():

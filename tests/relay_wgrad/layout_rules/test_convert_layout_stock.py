@@ -159,6 +159,7 @@ def test_given_layouts_are_propagated() -> None:
     assert_close(run(mods, args, "f1"), run(mods, args, "f0"))
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("name", ["pools", "transposed"])
 def test_same_numbers(name: str) -> None:
     before = case(name)

@@ -55,6 +55,7 @@ def tensors(values: dict[str, Any]) -> dict[str, Any]:
     return {n: torch.tensor(v, dtype=torch.float64, requires_grad=True) for n, v in values.items()}
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients(case: Case) -> None:
     values = case.values()
@@ -77,6 +78,10 @@ def test_values_and_gradients(case: Case) -> None:
             assert close(got, right, limit), name
 
 
+@pytest.mark.longer_cases(
+    "Case(shape=(3, 2, 3, 2), dtype='float64', axis=1, activation='relu', residual=True"
+)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("case", ORDER_TWO, ids=str)
 def test_second_order(case: Case) -> None:
     values = case.values()

@@ -41,6 +41,7 @@ def test_generator_knows_its_ops() -> None:
     assert not any(ops[name].exact for name in ROUNDING)
 
 
+@pytest.mark.longer_cases("stock")
 @pytest.mark.parametrize("stock", [False, True], ids=["grad", "stock"])
 def test_every_relax_op_at_its_kinks(stock: bool) -> None:
     """All element-wise ops in one program, each of parameters of its own."""
@@ -86,6 +87,7 @@ def test_every_relax_op_at_its_kinks(stock: bool) -> None:
             )
 
 
+@pytest.mark.longer
 def test_a_share_of_the_generator() -> None:
     """Nothing is wrong, and nothing is refused."""
     for index in range(12):
@@ -112,6 +114,7 @@ LINES = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_norms_losses_and_reductions(line: str) -> None:
     answer = GENERATOR.answer(f"front=torch dtype=float64 {line}")

@@ -137,6 +137,7 @@ def test_sums_are_vectors_in_registers(axes: tuple[int, ...] | None) -> None:
     assert "T.parallel(" in kernels
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_a_training_step_has_no_kernel_without_schedule(layout: str, registered: None) -> None:
     step = converted(step_module(from_onnx("resnet50", batch=2)), layout)

@@ -5,6 +5,8 @@ In a child process: TVM's dlight crashed there, in its rule for matrix products.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.children import run_code
 
 # What ResNet-50 and MobileNetV2 multiply at batch 256, of few and small layers.
@@ -55,6 +57,7 @@ for features in (1280, 2048):
 """
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 def test_step_in_half_precision() -> None:
     done = run_code(CODE, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -127,6 +127,8 @@ PROGRAMS: dict[str, tuple[Program, int, int, int]] = {
 }
 
 
+@pytest.mark.longer_cases("a mask")
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_stored(name: str) -> None:
     program, count, without, within = PROGRAMS[name]

@@ -58,6 +58,7 @@ def at_zero(shapes: Sequence[Any]) -> list[list[int]]:
     return [[x if isinstance(x, int) else 0 for x in shape] for shape in shapes]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("pipeline", ["ours", "stock"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_sizes_of_the_run(case: Any, pipeline: str) -> None:
@@ -67,6 +68,7 @@ def test_sizes_of_the_run(case: Any, pipeline: str) -> None:
     np.testing.assert_array_equal(got.numpy(), want)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("case", CASES[:-2], ids=lambda case: case[0])
 def test_sizes_that_are_known(case: Any, dtype: str) -> None:

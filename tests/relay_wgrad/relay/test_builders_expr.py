@@ -348,6 +348,7 @@ def test_a_script_of_relays_runs_with_other_imports():
     np.testing.assert_allclose(module.get_output(0).numpy(), y / y.sum(1, keepdims=True), rtol=1e-5)
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_long_chains_are_built_and_printed():
     x = relay.var("x", shape=(2,))
     node = x

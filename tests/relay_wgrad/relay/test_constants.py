@@ -138,6 +138,7 @@ def test_values() -> None:
         np.testing.assert_array_equal(module.get_output(i).numpy(), out.data)
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_arguments_of_the_run_end_no_process() -> None:
     """In a process of its own: each of these was a signal."""
     script = """
@@ -244,6 +245,7 @@ def test_an_empty_constant_as_a_result_is_read_back(tmp_path: Path, as_parameter
     assert module.get_output(1).numpy().tolist() == [1] * 5
 
 
+@pytest.mark.longer("starts processes of TVM")
 def test_memory_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
     """In a process of its own, with little address space left."""
     script = """

@@ -151,6 +151,7 @@ def test_expressions() -> None:
     assert infer_expr(used, mod).checked_type == TensorType((), "float32")
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 @pytest.mark.parametrize("chain", [call_chain, let_chain])
 def test_depth_costs_no_stack_and_linear_time(chain: object) -> None:
     def cost(depth: int) -> float:

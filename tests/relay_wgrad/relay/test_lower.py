@@ -30,6 +30,8 @@ def outputs_of(name: str) -> bool:
     return load(name)[1] is not None
 
 
+@pytest.mark.longer_cases("resnet8_cifar_grad", why="whole networks; smaller ones stay")
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", [n for n in fixture_names("*") if outputs_of(n)])
 def test_outputs_of_real_relay(name: str) -> None:
     """Each output within 1e-4 of Relay 0.19's, in relative norm.
@@ -102,6 +104,7 @@ def test_unknown_sizes_are_symbols() -> None:
         np.testing.assert_allclose(run(text, x=x)[0], np.maximum(x, 0))
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_depth_costs_no_stack_and_linear_time() -> None:
     def cost(depth: int) -> float:
         lets = "\n".join(

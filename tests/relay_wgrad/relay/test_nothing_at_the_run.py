@@ -67,6 +67,7 @@ def test_what_has_a_value(name: str, size: str) -> None:
     np.testing.assert_array_equal(run(ones(0, 3)), want)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_known_sizes_give_the_same(name: str) -> None:
     body, want = REDUCTIONS[name]

@@ -131,6 +131,7 @@ def test_images_in_blocks(layout: str, shape: tuple[int, ...], of_the_run: tuple
     assert np.array_equal(*results)
 
 
+@pytest.mark.longer
 def test_gradients_of_a_symbolic_batch() -> None:
     """A layer with a normalization by the batch, a join and means: as of the program of numbers."""
 

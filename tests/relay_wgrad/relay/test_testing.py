@@ -232,6 +232,7 @@ def test_wrong_arguments(call, message):
         call()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "make",
     [

@@ -78,6 +78,7 @@ def test_a_step() -> None:
         assert torch.allclose(a.grad, b.grad, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.longer
 def test_steps_are_eager_ones() -> None:
     """Losses, parameters and running statistics; nothing breaks the graph."""
     module = net()
@@ -92,6 +93,7 @@ def test_steps_are_eager_ones() -> None:
     assert sorted(found) == sorted(["conv2d", "conv2d", wgrad, wgrad, dgrad])
 
 
+@pytest.mark.longer
 def test_batches_of_other_sizes() -> None:
     """The second size makes Dynamo's batch symbolic; each size is compiled for by itself."""
     module = net()
@@ -103,6 +105,7 @@ def test_batches_of_other_sizes() -> None:
     assert [graph.sizes for graph in graphs()] == [2, 2]
 
 
+@pytest.mark.longer
 def test_channels_last_is_kept() -> None:
     module = net()[:3].to(memory_format=torch.channels_last)
     twin = copy.deepcopy(module)
@@ -324,6 +327,7 @@ def test_statistics_are_not_rounded(norm: Any) -> None:
         assert (ours - exact).norm() < 3e-6 * exact.norm()
 
 
+@pytest.mark.longer("compiles C++ by Inductor")
 def test_autocast_with_inductor() -> None:
     """Convolutions that autocast casts are measured as such, and no cache has their place."""
     module = net().float()
@@ -345,6 +349,7 @@ def test_autocast_with_inductor() -> None:
 # ---- convolutions alone --------------------------------------------------------------------------
 
 
+@pytest.mark.longer("compiles C++ by Inductor")
 def test_steps_with_inductor() -> None:
     module = net().float()
     twin = copy.deepcopy(module)
@@ -379,6 +384,7 @@ class Attending(nn.Module):
         return self.last(y[:, 0]).square().sum()
 
 
+@pytest.mark.longer_cases("False")
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.filterwarnings("ignore:relay_wgrad. PyTorch runs this")

@@ -127,6 +127,7 @@ def images(last: bool = False) -> torch.Tensor:
     return x.to(memory_format=torch.channels_last) if last else x
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("group", KINDS)
 def test_values_and_gradients(group: str) -> None:
     """All of a group in one graph: each result, and both gradients of a sum of their squares."""
@@ -156,6 +157,7 @@ SYMBOLIC: dict[str, Function] = {
 }
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_numbers_that_are_sizes(name: str) -> None:
     """Groups and dilations by a tensor's symbolic size, of which each has its own program."""

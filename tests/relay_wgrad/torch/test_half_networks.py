@@ -19,7 +19,7 @@ import relay_wgrad.torch as rt
 from relay_wgrad.torch.compiler import backend
 from relay_wgrad.torch.reports import compiled_graphs
 
-pytestmark = pytest.mark.usefixtures("registered")
+pytestmark = [pytest.mark.usefixtures("registered"), pytest.mark.longer]
 
 F = nn.functional
 PIXELS = 8

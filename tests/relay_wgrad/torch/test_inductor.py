@@ -52,6 +52,7 @@ def test_a_graph_for_inductor(wins: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert backward.args[10] == [wins != "all", False, True]
 
 
+@pytest.mark.longer
 def test_measured_choice() -> None:
     """Each side's time is said once for a kind of call."""
     shapes = ((2, 4, 7, 7), (6, 2, 3, 3), (6,), (2, 6, 4, 4))

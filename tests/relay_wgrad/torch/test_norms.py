@@ -137,6 +137,20 @@ def check(kind: str, half: Any) -> None:
         assert error <= max(2 * usual, 2e-2 if half else 1e-5), (kind, error, usual)
 
 
+@pytest.mark.longer_cases(
+    "plain-half1",
+    "relu-half1",
+    "projected-half1",
+    "twice-half1",
+    "in place-half1",
+    "both-half1",
+    "shared sum-half1",
+    "scaled-half1",
+    "result twice-half1",
+    "statistics-half1",
+    "frozen-half1",
+    "sigmoid-half1",
+)
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_numbers_and_what_is_found(kind: str, half: Any, found: list[list[str]]) -> None:
@@ -150,6 +164,7 @@ def test_numbers_and_what_is_found(kind: str, half: Any, found: list[list[str]])
     assert Counter(ops) == want + Counter({f"_backward{name}": n for name, n in want.items()})
 
 
+@pytest.mark.longer_cases("half1")
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.usefixtures("found")
 def test_compiled_here(half: Any) -> None:

@@ -89,6 +89,7 @@ assert resident < held + (24 << 20), (held, resident)  # all would be more than 
 """
 
 
+@pytest.mark.longer_cases("20-100")
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
 @pytest.mark.parametrize(("before", "more"), [(8, 8), (20, 100)])
 def test_memory_is_given_back(before: int, more: int) -> None:

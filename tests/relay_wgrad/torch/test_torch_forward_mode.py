@@ -162,6 +162,7 @@ def test_functions(name: str) -> None:
         check(name, TRANSFORMS[transform])
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_all(name: str, transform: str) -> None:
@@ -249,6 +250,7 @@ SYMBOLIC: dict[str, Any] = {
 }
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("case", SYMBOLIC)
 @pytest.mark.parametrize("name", ["convolution", "transpose"])
 def test_traced_with_symbolic_sizes(name: str, case: str) -> None:

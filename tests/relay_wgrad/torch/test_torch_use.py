@@ -98,6 +98,7 @@ def test_a_training_loop_learns() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.longer_cases("False")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(dynamic: bool) -> None:
     """One graph, no breaks; the same gradients; sizes that may change do not recompile."""
@@ -284,6 +285,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.longer("needs several processes of PyTorch")
 def test_data_parallel(tmp_path: Path) -> None:
     """Two processes with half of each batch end with the weights of one with all of it."""
     script = tmp_path / "parallel.py"

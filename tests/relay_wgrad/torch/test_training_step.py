@@ -182,6 +182,7 @@ def test_the_state_is_the_modules(step: Any) -> None:
     compare(other, module)
 
 
+@pytest.mark.longer
 def test_evaluation_runs_forward_alone(step: Any) -> None:
     ours, twin = step
     x, _ = data()
@@ -198,6 +199,7 @@ def test_evaluation_runs_forward_alone(step: Any) -> None:
     compare_gradients(ours, twin)
 
 
+@pytest.mark.longer
 def test_batch_statistics_without_gradients(step: Any) -> None:
     """As when statistics are estimated anew: they are updated under no_grad too."""
     ours, twin = step
@@ -281,6 +283,7 @@ def test_a_copy_has_tensors_of_its_own() -> None:
     torch.testing.assert_close(ours(x), twin(x))
 
 
+@pytest.mark.longer
 def test_two_steps_side_by_side(step: Any) -> None:
     """Two modules in one loss, one with the loss inside."""
     ours, twin = step

@@ -128,6 +128,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.longer
 def test_data_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes with half of each batch end with the weights of one with all of it."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

@@ -40,6 +40,7 @@ def whole(optimizer: str, update: Update | None = None, **options: Any) -> tvm.I
     return with_watch(with_update(step, graph, rule, scaled=True, dynamic=True, **how), graph)
 
 
+@pytest.mark.longer_cases("adam", "sgd")
 @pytest.mark.parametrize(
     ("optimizer", "dtype"), [("momentum", "float16"), ("adam", "bfloat16"), ("sgd", None)]
 )
@@ -64,6 +65,7 @@ def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> 
     assert missing(find()) or {e.function for e in own if e.symbol} == {UPDATE, FOUND, NOT_FINITE}
 
 
+@pytest.mark.longer_cases("acc")
 @pytest.mark.parametrize(
     ("update", "in_place"),
     [

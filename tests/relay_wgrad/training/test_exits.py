@@ -21,6 +21,7 @@ from tests.support.exits import CODES
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.longer("starts processes of TVM")
 @pytest.mark.parametrize("how", ["interrupt", "thread"])
 def test_a_process_ends(how: str, tmp_path: Path) -> None:
     """A daemon thread that was in a step aborted it: `terminate called …`, exit status 134."""

@@ -39,6 +39,7 @@ def samples() -> dict[str, Any]:
 X = torch.zeros(2, 3, 4, 4)
 
 
+@pytest.mark.longer
 def test_an_epoch_with_a_short_batch_is_pytorchs() -> None:
     """The same compiled step takes 4, 4 and 3 images; evaluation by another takes all samples."""
     module = network()

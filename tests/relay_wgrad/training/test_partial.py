@@ -47,6 +47,7 @@ def trained(names: list[str]) -> list[str]:
     return [n for n in names if n.startswith(("layer2", "fc"))]
 
 
+@pytest.mark.longer_cases("module")
 @pytest.mark.parametrize("bn", ["module", "frozen"])
 def test_steps_are_pytorchs_with_the_others_frozen(bn: str) -> None:
     """In training mode running statistics of what is frozen go on, as PyTorch's do."""
@@ -157,6 +158,7 @@ def test_a_state_goes_on(tmp_path: Any) -> None:
     assert changed == {"fc_w", "fc_b", "stem_mean", "stem_var"}
 
 
+@pytest.mark.longer("three trainings")
 def test_other_parameters_are_trained_from_a_state(tmp_path: Any) -> None:
     """As PyTorch's optimizer with a further group: momentum of what was trained goes on, with that
     parameter's name, whatever the shapes; what was not has none."""

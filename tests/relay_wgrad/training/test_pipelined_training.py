@@ -360,6 +360,7 @@ def test_memory_errors_say_how_much_there_is(both: Any) -> None:
         raise RuntimeError("else")
 
 
+@pytest.mark.longer
 def test_a_gpu_keeps_weights_as_its_kernels_read_them(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

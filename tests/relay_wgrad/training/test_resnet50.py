@@ -19,7 +19,10 @@ from relay_wgrad.frontend import TrainingGraph, from_onnx
 from relay_wgrad.training.trainer import Trainer
 from tests.support.torch.model import torch_step
 
-pytestmark = pytest.mark.usefixtures("registered")
+pytestmark = [
+    pytest.mark.usefixtures("registered"),
+    pytest.mark.longer("whole networks; smaller ones stay"),
+]
 
 Arrays = list[np.ndarray[Any, Any]]
 

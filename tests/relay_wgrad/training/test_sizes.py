@@ -124,6 +124,7 @@ def handed_on(of: dict[int, Trainer], given: Any, scale: float | None = None) ->
     return losses, now
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(
     "options",
     [MOMENTUM, DYNAMIC | {"optimizer": "adam", "update": Update(accumulate=2, ema=0.9)}],
@@ -345,6 +346,7 @@ def test_times_have_no_compilation_in_them(graph: TrainingGraph, on: Any) -> Non
     assert timed == [False, True, False, True, True]
 
 
+@pytest.mark.longer_cases("1", "2")
 @pytest.mark.parametrize("seed", range(3))
 def test_axes_that_are_given(seed: int) -> None:
     """Whatever a step would choose, it takes parameters in axes that they have."""

@@ -31,6 +31,8 @@ def trainer(channels: int = 4, **options: Any) -> Trainer:
     return Trainer(graph, host_target(), **{"optimizer": "adam", **options})
 
 
+@pytest.mark.longer_cases("adam")
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -76,6 +76,7 @@ def net() -> tuple[TrainingGraph, dict[str, Any], list[np.ndarray]]:
 
 
 # Eight or eleven bits of significand, through a handful of layers.
+@pytest.mark.longer("whole networks; smaller ones stay")
 @pytest.mark.parametrize(("half", "bound"), [("float16", 5e-3), ("bfloat16", 4e-2)])
 def test_mixed_precision_and_checkpoints(net: Any, half: str, bound: float) -> None:
     graph, batch, want = net
@@ -86,6 +87,7 @@ def test_mixed_precision_and_checkpoints(net: Any, half: str, bound: float) -> N
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 def test_checkpoints_and_layout_change_nothing(net: Any) -> None:
     graph, batch, want = net
     kept = trainer(graph)
@@ -94,6 +96,7 @@ def test_checkpoints_and_layout_change_nothing(net: Any) -> None:
     assert kept.layout_changes[0] == kept.layout_changes[1]
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 def test_checkpoints_lower_the_planned_memory() -> None:
     graph = from_onnx(residual_net(blocks=6, size=32))
     kept = trainer(graph).compiled.planned_bytes
@@ -102,6 +105,7 @@ def test_checkpoints_lower_the_planned_memory() -> None:
     assert 0 < again < 0.75 * kept
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 def test_loss_scale_saves_small_gradients() -> None:
     """A loss so small that float16 loses its gradients without a scale."""
     graph = from_onnx(residual_net(blocks=0), bn="eval")
@@ -218,6 +222,7 @@ def test_running_variance_differs_from_torch_by_bessel() -> None:
     )
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_default_learning_rates(optimizer: str) -> None:
     graph = from_onnx(residual_net(blocks=0))

@@ -15,7 +15,10 @@ from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training.trainer import Trainer
 from tests.support.training_models import torch_run
 
-pytestmark = pytest.mark.usefixtures("registered")
+pytestmark = [
+    pytest.mark.usefixtures("registered"),
+    pytest.mark.longer("whole networks; smaller ones stay"),
+]
 
 
 @pytest.mark.parametrize("name", ["alexnet", "shufflenet"])

@@ -79,6 +79,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.longer
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
 @pytest.mark.parametrize("optimizer", CASES)
 def test_steps_are_pytorchs(optimizer: str, tmp_path: Path) -> None:

@@ -17,7 +17,10 @@ from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 
-pytestmark = pytest.mark.usefixtures("registered")
+pytestmark = [
+    pytest.mark.usefixtures("registered"),
+    pytest.mark.longer("whole networks; smaller ones stay"),
+]
 
 
 class Block(nn.Module):

@@ -153,6 +153,7 @@ def test_both_are_what_they_were(form: str, stems: Sequence[str]) -> None:
     check([ConvProblem.parse(f"fprop {text}") for text in stems], [form] * len(stems))
 
 
+@pytest.mark.longer
 def test_random_problems() -> None:
     rng = np.random.default_rng(2)
     check([drawn(rng) for _ in range(24)], [*FORMS] * 8)

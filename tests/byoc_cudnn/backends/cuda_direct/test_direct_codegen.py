@@ -105,6 +105,7 @@ def test_partition_and_report() -> None:
         assert byoc_cudnn.partition(out, ["cuda_direct"])[0] is not None
 
 
+@pytest.mark.longer("compiles C++")
 def test_nvcc_and_the_compiler_take_it(tmp_path: Path) -> None:
     if text := missing(find()):
         pytest.skip(text)

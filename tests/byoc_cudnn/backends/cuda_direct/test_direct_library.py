@@ -73,6 +73,7 @@ def test_calls_are_checked(kind: ConvKind, layouts: tuple[str, str], library: An
     assert loaded.plans() == []
 
 
+@pytest.mark.longer("a kernel by nvcc")
 def test_a_kernel_by_its_address(library: Any) -> None:
     """It is built and linked once, beside its object."""
     first = loaded.convolution(PROBLEM, Options(arch=90), 90)

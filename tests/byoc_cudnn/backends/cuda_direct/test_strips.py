@@ -51,6 +51,7 @@ def test_forms_that_were_measured_are_considered(kind: ConvKind, taps: int, stri
     )
 
 
+@pytest.mark.longer("250 threads of a CPU a block")
 def test_results_by_as_many_threads_as_a_gpu_has(tmp_path: Path) -> None:
     """Forms with other than the usual number, on a small problem each."""
     found = []

@@ -37,11 +37,13 @@ def test_random_problems(folder: Path, family: str) -> None:
     assert _off(folder, cases(family, KINDS_OF[family], COUNT, SEED)) == []
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_many_random_problems(folder: Path, family: str) -> None:
     assert _off(folder, cases(family, KINDS_OF[family], 30, SEED + 1)) == []
 
 
+@pytest.mark.longer
 def test_special_values(folder: Path) -> None:
     """What is no number reaches the results whose taps read it, and not those of other groups."""
     problems = [

@@ -19,6 +19,8 @@ from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.direct import missing
 from relay_wgrad.problem import ConvKind, ConvProblem
 
+pytestmark = pytest.mark.longer("nvcc, of 37 kernels")
+
 # With an epilogue of fprop and dgrad.
 LAYERS = (
     ("n=64 c=128 h=56 w=56 k=128 r=3 s=3 pad=1,1,1,1 groups=32", ("bias", "relu")),

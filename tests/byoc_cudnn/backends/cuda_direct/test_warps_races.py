@@ -26,6 +26,9 @@ def races(folder: Path, found: list[Case], without: str) -> int:
     return int(functions.races_found())
 
 
+@pytest.mark.longer_cases(
+    "grouped", "few", "first", "depthwise_shares", "depthwise_bands-ConvKind.W"
+)
 @pytest.mark.parametrize(
     ("family", "kind", "without"),
     [

@@ -254,6 +254,7 @@ def test_gpus_that_share_a_kernel_share_its_object(tmp_path: Path) -> None:
     assert len(kernels_of(generate([replace(small, options=unknown)]))) == 2
 
 
+@pytest.mark.longer
 def test_a_library_for_two_gpus(needs_nvcc: None, tmp_path: Path) -> None:
     source, library = tmp_path / "two.cc", tmp_path / "two.so"
     several = replace(region("wgrad"), options={"arch": (80, 89), "split_k": 4})
@@ -317,6 +318,7 @@ def test_a_kernel_compiles_and_links(one: tuple[Path, str]) -> None:
     _check_linked(*one, ["wgrad"])
 
 
+@pytest.mark.longer
 def test_six_kernels_compile_and_link(six: tuple[Path, str]) -> None:
     names = [name for _, name in kernels_of(six[1])]
     families = {(k.kind, k.math, k.algorithm, k.strided) for k in map(Kernel.parse, names[1:])}
@@ -364,6 +366,7 @@ def test_a_library_through_tvm(one: tuple[Path, str], tmp_path: Path) -> None:
     assert library.plans() == []
 
 
+@pytest.mark.longer
 def test_both_libraries_in_one(six: tuple[Path, str], tmp_path: Path) -> None:
     """What CUTLASS refuses goes to cuDNN; one library has both, and links what each needs."""
     plain = ConvProblem.parse(CASES["wgrad"][0])

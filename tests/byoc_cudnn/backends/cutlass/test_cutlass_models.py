@@ -30,6 +30,9 @@ MASKED = {
 }  # fmt: skip
 
 
+@pytest.mark.longer_cases(
+    "densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet", "shuf"
+)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", BUNDLED)
 def test_every_convolution_but_of_small_groups_goes(name: str) -> None:

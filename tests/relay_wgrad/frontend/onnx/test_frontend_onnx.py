@@ -27,6 +27,9 @@ pytestmark = pytest.mark.usefixtures("registered")
 # ---- whole networks --------------------------------------------------------------------------
 
 
+@pytest.mark.longer_cases(
+    "densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet"
+)
 @pytest.mark.parametrize("name", BUNDLED)
 def test_all_bundled_models_import_and_differentiate(name: str) -> None:
     graph = from_onnx(name, batch=2)
@@ -41,6 +44,7 @@ def test_all_bundled_models_import_and_differentiate(name: str) -> None:
     assert gradients == [graph.params[n].shape for n in graph.trainable]
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 def test_squeezenet_forward_is_onnx_own() -> None:
     graph = from_onnx("squeezenet", batch=2, image_size=40, dtype=F64, seed=5)
     batch = graph.random_batch()
@@ -56,6 +60,7 @@ def test_squeezenet_forward_is_onnx_own() -> None:
     assert loss.numpy() == pytest.approx(-picked.mean(), rel=1e-12)
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 @pytest.mark.parametrize(
     ("name", "size", "bn"),
     [("squeezenet", 40, "eval"), ("resnet50", 33, "train"), ("shufflenet", None, "train")],

@@ -60,6 +60,7 @@ OPS: dict[str, tuple[onnx.NodeProto, dict[str, np.ndarray]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", OPS)
 def test_op(name: str) -> None:
     proto, weights = OPS[name]

@@ -105,6 +105,9 @@ SIZES = {"resnet50": 64, "densenet121": 64, "squeezenet": 40, "inception_v1": 64
 BOUNDS = {"vgg19": 5e-3, "inception_v2": 1e-3}
 
 
+@pytest.mark.longer_cases(
+    "densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet"
+)
 @pytest.mark.parametrize("name", BUNDLED)
 def test_bundled_networks_by_onnxruntime(name: str) -> None:
     """float32, which is all that its convolutions take on a CPU, against PyTorch's float64."""

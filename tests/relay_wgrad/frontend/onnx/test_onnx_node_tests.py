@@ -87,6 +87,7 @@ def test_how_many_there_are() -> None:
     assert ops["ConvTranspose"] >= 11
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c[1])
 def test_node(case: Any, registered: None) -> None:
     graph = _training_graph(case)

@@ -136,6 +136,7 @@ PARTS = {
 """Two views along the batch, and back: y and sin(y)."""
 
 
+@pytest.mark.longer_cases("images-sizes", "images-negative", "images-copies")
 @pytest.mark.parametrize(("batch", "parts"), [("images", p) for p in PARTS] + [(4, "slices")])
 def test_views_along_the_batch(batch: Any, parts: str) -> None:
     more = {"end": [2**62], "twice": [2, 1]}

@@ -41,6 +41,7 @@ def lowered(f: Any, *given: Any) -> Any:
 # ---- operations ----------------------------------------------------------------------------------
 
 
+@pytest.mark.longer_cases("places", "activations", "functions")
 @pytest.mark.parametrize("group", GROUPS)
 def test_values_and_gradients(group: str) -> None:
     """Each case's value and gradients; a group is one program."""
@@ -168,6 +169,7 @@ def test_what_jax_does_not_write() -> None:
 # ---- convolutions --------------------------------------------------------------------------------
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("block", range(10))
 def test_random_convolutions(block: int) -> None:
     """Value and gradients by both operands; all of a plain convolution's are recognised."""
@@ -236,6 +238,16 @@ def test_nothing_is_met() -> None:
 # ---- networks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.longer_cases(
+    "resnet",
+    "resnext",
+    "unet",
+    "dcgan",
+    "dilated",
+    "mobile",
+    "convnext",
+    why="whole networks; smaller ones stay",
+)
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_networks(kind: str) -> None:
     """Value and every gradient to 1e-9; every convolution is recognised, in its own layout."""

@@ -211,6 +211,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.longer_cases("evaluated", "volumes", "windows")
 @pytest.mark.parametrize("name", NETS)
 def test_nets(name: str) -> None:
     torch.manual_seed(1)
@@ -224,6 +225,9 @@ GROUPS = ("math", "activations", "sums", "layers", "shapes", "stops", "resizing"
           "products", "volumes")  # fmt: skip
 
 
+@pytest.mark.longer_cases(
+    "activations", "indexing", "layers", "math", "products", "resizing", "shapes", "sums", "volumes"
+)
 @pytest.mark.parametrize("group", GROUPS)
 def test_gradients_of_each_op(group: str) -> None:
     """What `from_torch` takes is taken in the joint graph that AOTAutograd makes of it.

@@ -84,6 +84,7 @@ def loss(graph: Any, batch: dict[str, Any]) -> float:
     return float(vm["main"](*given)[0].numpy())
 
 
+@pytest.mark.longer_cases("1d", "3d", "function 2d", "function alpha", "heads", "encoder", "gru")
 @pytest.mark.parametrize(("function", "layer"), KINDS.values(), ids=KINDS)
 def test_every_kind(function: Any, layer: Any) -> None:
     """Drawn where it trains; with dropout="off" what eval() gives, and the notes say so."""

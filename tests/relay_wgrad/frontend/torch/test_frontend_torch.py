@@ -90,6 +90,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 2e-4)], ids=["f64", "f32"]
 )

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 X = torch.zeros(2, 3, SIDE, SIDE, dtype=torch.float64)
 
 
+@pytest.mark.longer_cases("steps1")
 @pytest.mark.parametrize(
     ("steps", "loss"),
     [
@@ -51,6 +52,7 @@ def test_value_and_gradient(steps: Sequence[str], loss: str) -> None:
         assert difference(module, graph, vm, count, loss) < 1e-12, count
 
 
+@pytest.mark.longer
 def test_the_same_as_of_a_number() -> None:
     """A graph for a number is that for any with the number in its place."""
     module = network(["dropout of maps"])
@@ -109,6 +111,7 @@ ONE = {
 """Of one image each is another function, or none."""
 
 
+@pytest.mark.longer_cases("on several", "all axes")
 @pytest.mark.parametrize(("function", "reason"), ONE.values(), ids=ONE)
 def test_one_image_is_refused_where_it_is_another_function(function: Any, reason: str) -> None:
     graph = from_torch(Of(function), (X,), batch="N", loss="own")
@@ -154,6 +157,7 @@ SAME = {
 }
 
 
+@pytest.mark.longer_cases("one and", "broadcast", "heads")
 @pytest.mark.parametrize("function", SAME.values(), ids=SAME)
 def test_one_image_is_taken_where_it_is_the_same(function: Any) -> None:
     module = Of(function)

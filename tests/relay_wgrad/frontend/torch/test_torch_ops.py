@@ -43,11 +43,26 @@ def compared(module: nn.Module, bound: float = 1e-7, **options: Any) -> Training
     return graph
 
 
+@pytest.mark.longer_cases(
+    "products",
+    "shapes",
+    "random",
+    "sums",
+    "indexing",
+    "layers",
+    "composed",
+    "curves",
+    "places",
+    "math",
+    "resizing",
+    "volumes",
+)
 @pytest.mark.parametrize("group", cases.GROUPS)
 def test_group(group: str) -> None:
     compared(cases.Side(list(cases.GROUPS[group].values()), torch.float64))
 
 
+@pytest.mark.longer
 def test_recurrent_layers() -> None:
     graph = compared(Recurrent())
     assert len(graph.trainable) == 8 + 10 + 8 + 4 + 4
@@ -68,6 +83,7 @@ def test_each_composed_op_is_compared() -> None:
     assert not COMPOSED & set(OPS)
 
 
+@pytest.mark.longer
 def test_each_row_is_compared() -> None:
     """The list has no op that the cases above do not reach."""
     seen = set()

@@ -236,12 +236,14 @@ def cost(count: int) -> float:
     return seconds(lambda: SUM_EXP.partition(program))
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_linear_time() -> None:
     cost(100)
     # Ten times would be linear; the rest is for a busy machine.
     assert cost(4000) < 30 * cost(400)
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_long_programs() -> None:
     out: Any = EXP_LOG.partition(relay.log(relay.exp(chain(100_000))))
     assert out.op.attrs["PartitionedFromPattern"] == "exp_log_"

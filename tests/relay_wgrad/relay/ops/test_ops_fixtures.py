@@ -166,6 +166,8 @@ def behind(program: Program, results: list[str]) -> set[str]:
     return seen
 
 
+@pytest.mark.longer_cases("resnet8", why="whole networks; smaller ones stay")
+@pytest.mark.share(3)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", RUN)
 def test_results_are_those_of_real_relay(name: str) -> None:

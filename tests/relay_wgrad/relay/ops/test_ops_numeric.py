@@ -105,6 +105,7 @@ def adjoints(
         relay_wgrad.unregister()
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("index", SMOOTH, ids=[IDS[i] for i in SMOOTH])
 def test_gradient_is_the_slope(
     adjoints: tuple[relax.VirtualMachine, dict[int, str]], index: int

@@ -53,6 +53,7 @@ def test_written_by_hand(name: str) -> None:
     ]
 
 
+@pytest.mark.longer_cases("network", "scattered")
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", PAIRS)
 def test_computes_what_it_meant(name: str) -> None:
@@ -83,6 +84,7 @@ def _numbers(rng: Any, ty: Any) -> np.ndarray:
 # ---- today's programs in each dialect ------------------------------------------------------------
 
 
+@pytest.mark.longer_cases("resnet8_cifar", "mobilenet", "mlp_grad", "smallnet_grad_nhwc")
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", fixture_texts())
 def test_fixture(name: str) -> None:
@@ -139,6 +141,7 @@ def _operators() -> dict[str, relay.IRModule]:
     return made
 
 
+@pytest.mark.longer_cases("10", "11", "17", "18")
 @pytest.mark.parametrize("minor", RELEASES)
 def test_operators(minor: int) -> None:
     """Each operator with its attributes, those of the metadata included."""

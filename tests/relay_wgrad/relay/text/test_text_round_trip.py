@@ -198,6 +198,7 @@ def test_soon_enough() -> None:
     assert parsed + seconds(lambda: relay.astext(mod)) < 1.0
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 @pytest.mark.parametrize("make", [let_chain, call_chain])
 def test_linear(make: object) -> None:
     assert callable(make)
@@ -211,6 +212,7 @@ def test_linear(make: object) -> None:
     assert cost(8000) < 32 * cost(1000)
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_ten_megabytes() -> None:
     text = let_chain(48_000)
     assert len(text) > 10_000_000

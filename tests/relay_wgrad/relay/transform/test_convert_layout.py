@@ -68,6 +68,7 @@ def test_converted_programs_run(case: Conversion) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 @pytest.mark.usefixtures("registered")
 def test_a_converted_network_runs() -> None:
     """The gradients of this one are zero but for rounding; the next test has others."""
@@ -320,6 +321,7 @@ def _chain(count: int, lets: bool) -> relay.IRModule:
     return T.InferType()(relay.IRModule.from_expr(relay.Function([x, w], body)))
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 @pytest.mark.parametrize("lets", [False, True])
 def test_time_is_linear_and_depth_costs_no_stack(lets: bool) -> None:
     convert = T.ConvertLayout(CONV)

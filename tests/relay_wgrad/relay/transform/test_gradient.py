@@ -30,6 +30,7 @@ def test_the_same_program_as_relay(name: str) -> None:
 
 
 # Relay has no gradient of the one, and cannot run that of the other (depthwise).
+@pytest.mark.longer("whole networks; smaller ones stay")
 @pytest.mark.parametrize("name", ["dcgan_fwd", "mobilenet_fwd"])
 @pytest.mark.usefixtures("registered")
 def test_networks_of_which_relay_has_none(name: str) -> None:
@@ -286,6 +287,7 @@ def test_misuse_of_gradient() -> None:
         transform.gradient(relay.Function((), relay.negative(x)))
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_depth_costs_no_stack_and_linear_time() -> None:
     def cost(depth: int) -> float:
         text = call_chain(depth).replace("%x)", f"%x: {VECTOR})", 1)

@@ -36,8 +36,14 @@ def _torch(c: bool, d: bool, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (first + second * 2) * p
 
 
-def _run(mod: relay.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:
-    module = relay.graph_executor.GraphModule(relay.build(mod)["default"](tvm.cpu()))
+@pytest.fixture(scope="module")
+def gradient() -> relay.graph_executor.GraphModule:
+    """The program and its gradient, which all cases run."""
+    grad = T.FirstOrderGradient()(T.InferType()(relay.fromtext(HEADER + TEXT)))
+    return relay.graph_executor.GraphModule(relay.build(grad)["default"](tvm.cpu()))
+
+
+def _run(module: relay.graph_executor.GraphModule, *inputs: np.ndarray) -> list[np.ndarray]:
     for i, value in enumerate(inputs):
         module.set_input(i, value)
     module.run()
@@ -46,14 +52,14 @@ def _run(mod: relay.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("d", [False, True])
 @pytest.mark.parametrize("c", [False, True])
-def test_the_branch_that_is_taken_counts(c: bool, d: bool) -> None:
+def test_the_branch_that_is_taken_counts(
+    gradient: relay.graph_executor.GraphModule, c: bool, d: bool
+) -> None:
     rng = np.random.default_rng(3)
     x, y = rng.uniform(-1, 1, (2, 2, 3)).astype("float32")
     if not c:
         x, y = abs(x), abs(y)  # the square root; where it is not taken its NaN counts for nothing
-    mod = T.InferType()(relay.fromtext(HEADER + TEXT))
-    grad = T.FirstOrderGradient()(mod)
-    got = _run(grad, np.bool_(c), np.bool_(d), x, y)
+    got = _run(gradient, np.bool_(c), np.bool_(d), x, y)
     a, b = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, y))
     wanted = _torch(c, d, a, b)
     wanted.sum().backward()  # type: ignore[no-untyped-call]

@@ -61,6 +61,7 @@ def test_what_relay_printed() -> None:
     assert code(relay.astext(out)) == code(wanted)
 
 
+@pytest.mark.longer_cases("resnet8", why="whole networks; smaller ones stay")
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", ["smallnet_grad", "resnet8_cifar_grad"])
 def test_from_text_to_numbers(name: str) -> None:
@@ -341,6 +342,7 @@ def costs(mod: relay.IRModule) -> list[float]:
     return found
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_linear_time() -> None:
     small, large = costs(repeated(1)), costs(repeated(3))
     # Three times would be linear; the rest is for a busy machine.

@@ -221,6 +221,7 @@ def repeated(mod: relay.IRModule, times: int) -> relay.IRModule:
     return T.InferType()(relay.IRModule({"main": relay.Function(params, body)}))
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_time_is_linear() -> None:
     legalized = T.Legalize()(fixture("resnet8_cifar_grad_gnf"))
     spent = []

@@ -75,6 +75,8 @@ def machine() -> relax.VirtualMachine:
     return machine_of(tvm.IRModule(functions))
 
 
+@pytest.mark.longer_cases("grouped_d", "conv_bi")
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", CASES)
 def test_same_numbers_and_nothing_between(name: str, machine: relax.VirtualMachine) -> None:
     before = case(name)
@@ -135,6 +137,7 @@ def test_back_and_again(name: str) -> None:
         assert structural_equal(back, ConvertLayout("NCHW")(before))
 
 
+@pytest.mark.longer
 def test_other_layouts() -> None:
     before = case("concats")
     after = ConvertLayout("CHWN", kernel_layout="IHWO")(before)
@@ -146,6 +149,7 @@ def test_other_layouts() -> None:
     assert_close(run(both, args, "f1"), run(both, args, "f0"))
 
 
+@pytest.mark.longer
 def test_second_order() -> None:
     before = case("conv_bias_relu_conv", order=2)
     after = ConvertLayout("NHWC")(before)
@@ -155,6 +159,7 @@ def test_second_order() -> None:
     assert_close(run(both, args, "f1"), run(both, args, "f0"))
 
 
+@pytest.mark.longer
 def test_symbolic_batch() -> None:
     n = tvm.tirx.Var("n", "int64")
     shapes = {"x": (n, 3, 5, 5), "w": (4, 3, 3, 3), "b": (1, 4, 1, 1), "v": (2, 4, 3, 3)}

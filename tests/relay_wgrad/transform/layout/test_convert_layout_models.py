@@ -46,6 +46,7 @@ def _registered() -> Any:
     relay_wgrad.register()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_boundary_only(name: str) -> None:
     graph = from_onnx(name)
@@ -74,6 +75,7 @@ def assert_changes(module: tvm.IRModule, expected: dict[str, int], kept: dict[st
     assert dict(count_reasons(layout_changes(converted["main_adjoint"], before))) == kept
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_time_is_linear_in_depth() -> None:
     def cost(depth: int) -> float:
         module = grad(chain(depth), "main")
@@ -85,6 +87,7 @@ def test_time_is_linear_in_depth() -> None:
     assert long < 4 * short * 2.5  # quadratic would be 16 times
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 @pytest.mark.parametrize("named", [False, True])
 def test_gradients_time_is_linear_in_parameters(named: bool) -> None:
     def cost(count: int) -> float:

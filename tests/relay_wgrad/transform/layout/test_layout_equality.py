@@ -63,6 +63,7 @@ def assert_equal_in_layouts(module: tvm.IRModule, values: Arrays, names: list[st
     return loss, want
 
 
+@pytest.mark.longer_cases("resnet8", why="whole networks; smaller ones stay")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_is_relays_network(name: str) -> None:
     params, outputs, _ = load(f"{name}_fwd")
@@ -81,6 +82,7 @@ def test_gradients_are_relays() -> None:
         close(a, b)
 
 
+@pytest.mark.longer_cases("resn", why="whole networks; smaller ones stay")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_relays_networks_in_both_layouts(name: str) -> None:
     params, _, _ = load(f"{name}_fwd")
@@ -130,6 +132,7 @@ def pytorch(graph: TrainingGraph, batch: Arrays) -> tuple[float, Arrays]:
     return loss.item(), dict(zip(graph.trainable, gradients, strict=True))
 
 
+@pytest.mark.longer("whole networks; smaller ones stay")
 def test_squeezenet_in_both_layouts() -> None:
     graph = from_onnx("squeezenet", batch=2, image_size=32, dtype="float64")
     batch = graph.random_batch(1)

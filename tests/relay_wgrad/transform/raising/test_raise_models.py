@@ -50,6 +50,8 @@ def gradients() -> dict[tuple[str, int], tvm.IRModule]:
     return made
 
 
+@pytest.mark.longer_cases("resnet50-2-stock NHWC")
+@pytest.mark.share(2)
 @pytest.mark.parametrize("layout", ["NCHW", "stock NHWC", "our NHWC"])
 @pytest.mark.parametrize(("name", "batch"), CONVOLUTIONS)
 def test_all_of_a_network(gradients: Any, name: str, layout: str, batch: int) -> None:
@@ -109,6 +111,7 @@ def cost(mod: tvm.IRModule) -> tuple[float, int]:
     return seconds(lambda: raise_conv_backward(mod), 2), len(report.raised)
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_time_is_linear(gradients: Any) -> None:
     once, few = cost(gradients["resnet50", 2])
     tenfold, many = cost(repeated(gradients["resnet50", 2], 10))
@@ -117,6 +120,7 @@ def test_time_is_linear(gradients: Any) -> None:
     assert tenfold < 20 * once
 
 
+@pytest.mark.longer("programs long enough to tell linear time")
 def test_long_chains() -> None:
     """10,000 transposes on each side of one convolution."""
 

@@ -90,6 +90,7 @@ def evaluate_all(mod: tvm.IRModule, inputs: list[np.ndarray[Any, Any]]) -> list[
     return [np.asarray(loss), *partials]
 
 
+@pytest.mark.longer
 def test_compiled(stock_gradient: tvm.IRModule) -> None:
     """The evaluator aside: TVM's own kernels of the composite against the op's, in NHWC."""
     mod = ConvertLayout("NHWC")(stock_gradient)
