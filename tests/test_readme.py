@@ -31,9 +31,10 @@ def test_python_examples_run(code: str, tmp_path: Path) -> None:
     assert ("conv2d_backward_weight" in done.stdout) is ("torch" not in code)
 
 
-def test_figures_are_the_results() -> None:
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
+def test_figures_are_the_results(page: Path) -> None:
     """Nobody writes a figure: `python -m benchmarks.figures --write` reads what was measured."""
-    assert figures.with_table(README) == README
+    assert figures.with_figures(page) == page.read_text(encoding="utf-8")
 
 
 def commands() -> list[str]:
