@@ -1,6 +1,7 @@
 # Every target sets itself up: a virtual environment in .venv, then what it needs.
 PYTHON ?= python3
 VENV := .venv
+SITE := .venv-docs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
@@ -13,7 +14,7 @@ TORCH_ARGS = $(shell $(PYTHON) -c "import urllib.request as u; u.urlopen('$(TORC
 # process may use.  The tests' oracle, PyTorch, uses the same number.
 export OMP_NUM_THREADS ?= $(shell nproc)
 
-.PHONY: demo test test-all coverage fuzz lint types unit test-gpu memcheck bench clean help
+.PHONY: demo test test-all coverage docs fuzz lint types unit test-gpu memcheck bench clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,7 +31,7 @@ demo: $(STAMP)  ## train ResNet-50 on the CPU, show and check every convolution
 
 test: lint types unit  ## lint, types and the tests of each day, without a GPU
 
-test-all: lint types coverage  ## before a release: every test without a GPU, coverage, planted faults
+test-all: lint types coverage docs  ## before a release: every test without a GPU, coverage, the site, planted faults
 	$(BIN)/python -m tests.planted
 
 coverage: export COVERAGE_CORE = $(shell $(PYTHON) -c "import sys; print('sysmon' if sys.version_info >= (3, 12) else 'ctrace')")
@@ -52,6 +53,15 @@ unit: $(STAMP)  ## the tests of each day alone
 	@# A hundred processes import the package: they keep what they compile of it.
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 -m '$(SELECT)' $(REPORT)
 
+# Sphinx has an environment of its own, so that no other target waits for it.
+$(SITE)/.installed: docs/requirements.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip --quiet --disable-pip-version-check install --requirement docs/requirements.txt
+	@touch $@
+
+docs: $(SITE)/.installed  ## the pages as a site in build/site, each link and reference checked
+	$(SITE)/bin/sphinx-build -q -W --keep-going -b html docs build/site
+
 FUZZ_MINUTES ?= 10
 
 fuzz: $(STAMP)  ## 500 random problems per op and order, then each generator for FUZZ_MINUTES
@@ -69,4 +79,4 @@ bench: $(STAMP)  ## the CPU kernels against PyTorch
 	$(BIN)/python -m benchmarks.cpu --quick
 
 clean:  ## remove what these targets have made
-	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SITE) build dist *.egg-info .coverage .coverage.* .hypothesis .pytest_cache .mypy_cache .ruff_cache

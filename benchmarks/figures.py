@@ -1,9 +1,10 @@
-"""The README's table of figures, from what was measured: `python -m benchmarks.figures`.
+"""The pages' tables of figures, from what was measured: `python -m benchmarks.figures`.
 
-    python -m benchmarks.figures            # print it
-    python -m benchmarks.figures --write    # put it into README.md, between its marks
+    python -m benchmarks.figures            # print them
+    python -m benchmarks.figures --write    # put each into its page, between the page's marks
 
-Each row reads files of `benchmarks/results`: figures, machine and date are theirs.
+The README has a row for each subject, docs/reference/performance.md a table.  Each reads files of
+`benchmarks/results`: figures, machine, versions and date are theirs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -21,6 +22,7 @@ from benchmarks import gpu_against
 
 RESULTS = Path(__file__).parent / "results"
 README = RESULTS.parents[1] / "README.md"
+PERFORMANCE = RESULTS.parents[1] / "docs" / "reference" / "performance.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.figures --write -->", "<!-- end of figures -->"
 KINDS = ("fprop", "dgrad", "wgrad")
 
@@ -41,15 +43,18 @@ def _range(ratios: Sequence[float]) -> str:
     return f"({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-def cpu_layers() -> list[str]:
-    """Of three runs the slowest, problem by problem."""
+def _slowest_cpu_rows() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The machine, and of three runs the slowest row of each problem."""
     runs = [read(f"cpu_avx2_{i}") for i in (1, 2, 3)]
     slowest: dict[str, dict[str, Any]] = {}
     for row in (row for run in runs for row in run["rows"]):
         if row["ratio"] >= slowest.get(row["problem"], row)["ratio"]:
             slowest[row["problem"]] = row
-    machine = runs[0]["machine"]
-    rows = list(slowest.values())
+    return runs[0]["machine"], list(slowest.values())
+
+
+def cpu_layers() -> list[str]:
+    machine, rows = _slowest_cpu_rows()
     return [
         f"{len(rows)} convolutions of six networks, float32, NHWC, batch 8, beside oneDNN's",
         f"{machine['cpu']}, {machine['threads']} cores, {machine['date']}",
@@ -123,27 +128,152 @@ FIGURES = (cpu_layers, cpu_step, first_gradients, gpu_steps, cudnn_layers, depth
 
 
 def table() -> str:
-    """All of them as Markdown; ratios are ours over the other's, geometric means."""
-    rows = [["what", "where", "figure"], ["---", "---", "---"], *(row() for row in FIGURES)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    """README's: ratios are ours over the other's, geometric means."""
+    return _markdown(["what", "where", "figure"], (row() for row in FIGURES))
 
 
-def with_table(page: str) -> str:
-    """A page with the table between its marks."""
-    head, begin, rest = page.partition(BEGIN)
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)] if len(head) > 3 else ["---"] * 3, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# --- docs/reference/performance.md: (heading, what and where, columns, rows) of each table
+
+Table = tuple[str, str, Sequence[str], list[list[str]]]
+MIB = 2**20
+
+
+def cpu_networks() -> Table:
+    machine, rows = _slowest_cpu_rows()
+    lines = []
+    for network in dict.fromkeys(row["suite"] for row in rows):
+        own = [row for row in rows if row["suite"] == network]
+        means = [_mean([row["ratio"] for row in own if row["kind"] == kind]) for kind in KINDS]
+        lines.append([network, str(len(own)), *means, f"{max(row['ratio'] for row in own):.2f}"])
+    where = (
+        "The distinct layers of each network, float32, NHWC, batch 8: our time over that of PyTorch"
+        f" {machine['torch']} with oneDNN, of three runs the slowest of each. {machine['cpu']},"
+        f" {machine['threads']} threads, {machine['date']}; `cpu_avx2_1.json` to `_3`."
+    )
+    return "Convolutions on a CPU", where, ["network", "layers", *KINDS, "slowest"], lines
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return f"{geometric_mean(ratios):.2f}" if ratios else "–"
+
+
+def cpu_steps() -> Table:
+    rows = read("cpu_step")
+    first = rows[0]
+    where = (
+        f"{first['model']}, float32, batch {first['batch']}, loss and gradients. {first['cpu']},"
+        f" {first['threads']} threads, {first['date']}; `cpu_step.json`."
+    )
+    head = ["layout", "ours, ms", "PyTorch eager, ms", "ratio"]
+    lines = [
+        [row["layout"], f"{row['ms']:.0f}", f"{row['torch_ms']:.0f}", f"{row['ratio']:.2f}"]
+        for row in rows
+    ]
+    return "A training step on a CPU", where, head, lines
+
+
+def partial_steps() -> Table:
+    found = read("partial_training_cuda")
+    rows = found["rows"]
+    names = {"all": "all", "last": "the last ten tensors",
+             "norms": "scale and bias of the norms", "biases": "`*.bias`"}  # fmt: skip
+    lines = []
+    for key, ours in rows.items():
+        network, what, side = key.split()
+        if side != "ours":
+            continue
+        eager = rows[f"{network} {what} channels_last"]
+        figures = (f"{1e3 * ours['seconds']:.1f}", f"{1e3 * eager['seconds']:.1f}",
+                   f"{ours['peak'] / MIB:.0f}", f"{eager['peak'] / MIB:.0f}")  # fmt: skip
+        lines.append([f"{network}, {names[what]}", *figures])
+    date = next(iter(rows.values()))["date"]
+    where = (
+        f"{found['dtype']}, batch {found['batch']}, beside PyTorch eager in channels_last with"
+        f" autocast and `benchmark`. {found['device']}, {date}; `partial_training_cuda.json`."
+    )
+    head = ["network, what is trained", "ours, ms", "eager, ms", "ours, MiB", "eager, MiB"]
+    return "A part of the parameters on a GPU", where, head, lines
+
+
+def gpu_networks() -> Table:
+    rows = [row for row in read("gpu_against_h200")["rows"] if row["batch"] == 128]
+    sides = {"ours": "ours", "eager": "eager", "compile": "torch.compile", "graphs": "CUDA graphs"}
+    lines = []
+    for row in sorted(rows, key=lambda row: (row["dtype"], row["model"])):
+        cells = [_ms_and_mib(row["sides"].get(side)) for side in sides]
+        ratio = f"{gpu_against.ratio(row):.2f}"
+        lines.append([f"{row['model']}, {row['dtype']}", *cells, ratio, row["when"][:10]])
+    where = (
+        'Forward and backward at batch 128: ms, in brackets MiB of the device. "CUDA graphs" are'
+        " torch.compile's; the ratio is to the best of PyTorch's. One call a row."
+        f" {rows[0]['gpu']}, PyTorch {rows[0]['torch']}; `gpu_against_h200.json`."
+    )
+    head = ["network", *(f"{name}, ms (MiB)" for name in sides.values()), "ratio", "date"]
+    return "Training steps on a GPU", where, head, lines
+
+
+def _ms_and_mib(side: dict[str, Any] | None) -> str:
+    return f"{side['ms']:.2f} ({side['memory'] / MIB:.0f})" if side else "–"
+
+
+def gpu_layers() -> Table:
+    found = read("cudnn_h200")
+    rows = [row for row in found["rows"] if row.get("ratio")]
+    about = found["about"]
+    networks = {name for row in rows for name in row["uses"]}
+    lines = []
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        own = [row for row in rows if row["mode"] == mode]
+        means = [_mean([row["ratio"] for row in own if row["kind"] == kind]) for kind in KINDS]
+        lines.append([mode, str(len(own)), *means, f"{max(row['ratio'] for row in own):.2f}"])
+    where = (
+        f"Layers of {len(networks)} networks, our time over PyTorch's with `benchmark`."
+        f" {about['gpu']}, driver {about['driver']}, CUDA {about['cuda']}, cuDNN {about['cudnn']},"
+        f" PyTorch {about['torch']}, {about['date'][:10]}; `cudnn_h200.json`."
+    )
+    head = ["dtype", "layers", *KINDS, "slowest"]
+    return "Convolutions by cuDNN on a GPU", where, head, lines
+
+
+TABLES: tuple[Callable[[], Table], ...] = (
+    cpu_networks, cpu_steps, gpu_networks, partial_steps, gpu_layers,
+)  # fmt: skip
+
+
+def tables() -> str:
+    """The performance page's."""
+    parts = []
+    for heading, where, head, rows in (make() for make in TABLES):
+        parts.append(f"## {heading}\n\n{where}\n\n{_markdown(head, rows)}")
+    return "\n\n".join(parts)
+
+
+PAGES = {README: table, PERFORMANCE: tables}
+
+
+def with_figures(path: Path) -> str:
+    """A page with its figures between its marks."""
+    head, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"the page has no {BEGIN!r} and {END!r}")
-    return f"{head}{BEGIN}\n\n{table()}\n\n{END}{tail}"
+        raise ValueError(f"{path.name} has no {BEGIN!r} and {END!r}")
+    return f"{head}{BEGIN}\n\n{PAGES[path]()}\n\n{END}{tail}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.figures", description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="into README.md")
-    if parser.parse_args(argv).write:
-        README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(table())
+    parser.add_argument("--write", action="store_true", help="into their pages")
+    write = parser.parse_args(argv).write
+    for path, made in PAGES.items():
+        if write:
+            path.write_text(with_figures(path), encoding="utf-8")
+        else:
+            print(made())
     return 0
 
 

@@ -18,9 +18,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [
-    "byoc.md", "dialects.md", "first_steps.md", "from_anywhere.md", "layout.md", "raising.md",
-    "relay.md", "relay_api.md", "relay_layouts.md", "relay_partition.md", "relay_passes.md",
-    "transposed.md",
+    "first_steps.md",
+    "explanation/layout.md", "explanation/raising.md", "explanation/transposed.md",
+    "howto/byoc.md", "howto/evaluate.md", "howto/export.md", "howto/from_anywhere.md",
+    "howto/refused.md", "howto/relay.md", "howto/several_gpus.md",
+    "reference/dialects.md", "reference/relay_api.md", "reference/relay_layouts.md",
+    "reference/relay_partition.md", "reference/relay_passes.md",
 ]  # fmt: skip
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ELSEWHERE = "# needs a GPU\n"  # the first line of a block that is only compiled

@@ -114,7 +114,7 @@ def test_places_are_found(text: str) -> None:
 
 
 def test_words_with_slashes_are_no_places() -> None:
-    assert not PLACES.search("GFLOP/s, docs/layout.md, and/or, 1/2, N/home/x")
+    assert not PLACES.search("GFLOP/s, docs/explanation/layout.md, and/or, 1/2, N/home/x")
 
 
 def main() -> None:

@@ -186,8 +186,9 @@ def test_a_package_index_shows_no_link_that_leads_nowhere() -> None:
         assert not relative.search(text)
     assert 'trainer.step({"input": x.numpy(), "labels": labels.numpy()})' in text
     assert "![" not in shown
-    assert "what was tried: docs/performance.md." in shown
-    assert "[docs/performance.md](https://host/us/wgrad/blob/main/docs/performance.md)" in linked
+    assert "What was tried: docs/lab/2026-11.md." in shown
+    home = "https://host/us/wgrad/blob/main"
+    assert f"[docs/lab/2026-11.md]({home}/docs/lab/2026-11.md)" in linked
     assert "(https://host/us/wgrad/raw/main/docs/inspect.png)" in linked
 
 

@@ -27,7 +27,7 @@ def test_a_public_name_is_there(name: str) -> None:
 
 def named() -> set[str]:
     """The names in the texts that users read."""
-    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")]
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
     found = set()
     for path in [*files, *(ROOT / "notebooks").glob("*.ipynb")]:
         text = path.read_text(encoding="utf-8")

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import figures
-
 from .support.children import run_module, run_script
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def blocks(language: str) -> list[str]:
@@ -28,11 +27,6 @@ def test_python_examples_run(code: str, tmp_path: Path) -> None:
     done = run_script(script)
     assert done.returncode == 0, done.stderr
     assert ("conv2d_backward_weight" in done.stdout) is ("torch" not in code)
-
-
-def test_figures_are_the_results() -> None:
-    """Nobody writes a figure: `python -m benchmarks.figures --write` reads what was measured."""
-    assert figures.with_table(README) == README
 
 
 def commands() -> list[str]:
@@ -90,17 +84,24 @@ def test_install_names_every_extra() -> None:
 
 def test_notebooks_are_all_listed() -> None:
     found = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
-    index = (ROOT / "docs" / "index.md").read_text()
+    index = (DOCS / "index.md").read_text()
     assert set(re.findall(r"\(\.\./notebooks/([^)]+\.ipynb)\)", index)) == found
 
 
 def test_pages_are_all_listed() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    assert set(re.findall(r"\(([a-z_]+\.md)\)", index)) == pages
+    """Each under the heading of its folder's kind."""
+    index = (DOCS / "index.md").read_text()
+    listed = set(re.findall(r"\(([a-z_/0-9-]+\.md)\)", index))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - {"index.md"}
+    assert listed == pages
+    kinds = {"How to": "howto", "Reference": "reference", "Explanation": "explanation"}
+    for heading, folder in kinds.items():
+        section = index.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        found = set(re.findall(r"\(([a-z_/]+\.md)\)", section))
+        assert found == {page for page in pages if page.startswith(f"{folder}/")}, heading
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"`[^`\n]*`", "", text)  # lib["default"](device)

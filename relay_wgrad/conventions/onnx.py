@@ -6,7 +6,7 @@ own channels.  Its C are the forward convolution's K: both are OIHW of the forwa
 `ConvTranspose` without `output_shape` has (P-1)*s + o + e - begin - end rows.  With it, or with
 auto_pad SAME_*, which asks for P*s, the padding follows: (P-1)*s + o + e - rows in all, the odd one
 after for SAME_UPPER and before for everything else.  Where that is negative the rows that are
-missing are zeros after the others; docs/transposed.md says what others make of it.
+missing are zeros after the others; docs/explanation/transposed.md says what others make of it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `convolution` and `convolution_transpose`, their gradients by input, weight and bias as functions of
 their own, and `Conv2d` and `ConvTranspose2d` in place of `torch.nn`'s; the same of one dimension
 and of three.  `TrainingStep` compiles a whole module's forward and backward passes; `optimize` puts
-the kernels under a model's layers where they are faster.  See docs/torch.md.
+the kernels under a model's layers where they are faster.  See docs/howto/torch.md.
 """
 
 try:

@@ -52,8 +52,8 @@ class allow_winograd:  # noqa: N801 - called as a function, as `torch.set_grad_e
 
     From the call on, or, as a context manager, until its end.  False at first: sums of transformed
     values round otherwise than PyTorch's direct sums, and an infinity or a large number of one
-    pixel reaches its neighbours (docs/torch.md).  What counts is when a kernel runs, so that of a
-    backward pass too; it holds for the whole process.  The bits are the same every time.
+    pixel reaches its neighbours (docs/howto/torch.md).  What counts is when a kernel runs, so that
+    of a backward pass too; it holds for the whole process.  The bits are the same every time.
     """
 
     def __init__(self, allow: bool = True) -> None:
@@ -274,8 +274,8 @@ def _kernel(key: Any) -> tuple[Any, Slot]:
     with _lock:
         if device.type == "cpu" and not options and problem.rank == 2:
             # Of a layer whose batches differ, the second and all further ones share a kernel of
-            # any number of images: as fast (docs/torch.md), while one takes half a second to build.
-            # One that may be Winograd's needs the number.
+            # any number of images: as fast (docs/howto/torch.md), while one takes half a second to
+            # build.  One that may be Winograd's needs the number.
             family = (replace(problem, n=0), problem.flop < SERIAL_FLOP)
             if shared := not kept.is_first(family, problem.n):
                 key = family

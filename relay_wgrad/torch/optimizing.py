@@ -139,9 +139,9 @@ def optimize(
         longer than PyTorch's takes on device and host; False for steps that are captured as graphs.
 
     The choice is of the shapes, types and mode (training or not) of that call.  For other shapes
-    kernels are built when they come (docs/torch.md).  Kernels that `torch.compile` makes of a layer
-    are not compared.  On CUDA a machine's first time takes some ten seconds of compiling; times are
-    kept in the user's tuning record.
+    kernels are built when they come (docs/howto/torch.md).  Kernels that `torch.compile` makes of a
+    layer are not compared.  On CUDA a machine's first time takes some ten seconds of compiling;
+    times are kept in the user's tuning record.
 
     Raises TypeError for a model that is no module or a `host` that is no bool, ValueError for a
     margin outside of [0, 1).

@@ -55,7 +55,7 @@ def test_wrong_command_lines(argv: list[str]) -> None:
 
 
 def test_every_generator_has_a_row_in_the_docs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "testing.md").read_text(encoding="utf-8")
     assert len(every.names()) >= 8
     assert [name for name in every.names() if f"`{name}`" not in page] == []
     with pytest.raises(SystemExit):

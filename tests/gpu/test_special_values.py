@@ -1,4 +1,4 @@
-"""Infinities, NaN and the largest numbers through CUDA's kernels: docs/operators.md's promise."""
+"""Infinities, NaN, large numbers through CUDA's kernels: docs/reference/operators.md's promise."""
 
 from __future__ import annotations
 

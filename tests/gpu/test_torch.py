@@ -236,7 +236,7 @@ def microseconds(function: Callable[[], Any], count: int = 500) -> float:
 
 
 def test_time_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed for docs/torch.md; the limit catches a plan that is looked for at every call."""
+    """Printed for docs/howto/torch.md; the limit catches a plan looked for at every call."""
     x = torch.randn(1, 8, 8, 8, device="cuda", requires_grad=True)
     w = torch.randn(8, 8, 3, 3, device="cuda", requires_grad=True)
     v = torch.ones(1, 8, 6, 6, device="cuda")

@@ -106,7 +106,7 @@ def cases(problem: ConvProblem, seed: int) -> Iterator[tuple[str, str, list[Arra
 
 
 def wrong(problem: ConvProblem, run: Callable[[list[Array]], Array], seed: int = 0) -> list[str]:
-    """Where a kernel breaks the promise of docs/operators.md; `run` takes stored operands."""
+    """Where a kernel breaks docs/reference/operators.md's promise; `run` takes stored operands."""
     found = []
     result = problem.roles[2]
     for role, special, arrays in cases(problem, seed):

@@ -11,7 +11,7 @@ A model of four facts, in clock cycles of a streaming multiprocessor (SM):
 4. A sum that is cut runs in more blocks, and pays for writing and reading its slices.
 
 FLOP and bytes are rounded figures of NVIDIA's data sheets.  The other constants were fitted to 100
-kernels' times on an H200 (ResNet-50's layers, float16, batch 256; docs/cutlass.md).
+kernels' times on an H200 (ResNet-50's layers, float16, batch 256; docs/howto/cutlass.md).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 All of them print version 0.0.5, so a text does not say by its first line whose it is.  Its metadata
 does (`tvm_version`); so may the caller.  Where neither does, the text is taken for 0.19's, and what
 only another release can have printed is still understood; but then, as it is another's, what has
-changed its meaning since is refused and not guessed.  docs/dialects.md has the rows, with their
-sources.
+changed its meaning since is refused and not guessed.  docs/reference/dialects.md has the rows, with
+their sources.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def fromtext(
 ) -> IRModule:
     """The module that a text of Relay 0.0.5 describes.
 
-    TVM 0.8 to 0.19 all print that version, with differences (docs/dialects.md).  `release` is the
-    TVM that printed the text, "0.8" say; without it, the one that the text's metadata names, else
-    0.19.
+    TVM 0.8 to 0.19 all print that version, with differences (docs/reference/dialects.md).  The TVM
+    that printed the text is `release`, "0.8" say; without it, the one that the text's metadata
+    names, else 0.19.
 
     Graph variables become shared nodes; a type comment becomes its node's `checked_type`.  Time and
     memory are linear in the text's length, which `max_size` bounds (characters); `max_depth` bounds

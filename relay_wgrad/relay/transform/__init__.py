@@ -3,7 +3,7 @@
     seq = relay.transform.Sequential([relay.transform.InferType(), ...])
     mod = seq(mod)
 
-Each pass takes a Relay module and gives a new one; `docs/relay_passes.md` has them all.
+Each pass takes a Relay module and gives a new one; `docs/reference/relay_passes.md` has them all.
 """
 
 from __future__ import annotations
@@ -373,7 +373,9 @@ def Legalize(legalize_map_attr_name: str = "FTVMLegalize") -> Pass:  # noqa: N80
 def RaiseConvBackward(  # noqa: N802
     on_report: Callable[[RaiseReport], None] | None = None,
 ) -> Pass:
-    """Convolution gradients written with other operators as operators; see `docs/raising.md`.
+    """Convolution gradients written with other operators as operators.
+
+    How they are recognised and proved: `docs/explanation/raising.md`.
 
     `on_report` gets what was raised, and what stays with its reason.
     """
@@ -395,7 +397,8 @@ def AlterOpLayout() -> Pass:  # noqa: N802
 def ConvertLayout(desired_layouts: Mapping[str, Sequence[str]]) -> Pass:  # noqa: N802
     """Operators in the layouts desired for them: `{"nn.conv2d": ["NHWC", "OHWI"]}`.
 
-    Raises TypeError, ValueError for layouts that the operator can't have; `docs/relay_layouts.md`.
+    Raises TypeError, ValueError for layouts that the operator can't have;
+    `docs/reference/relay_layouts.md`.
     """
     desired = checked_layouts(desired_layouts)
     return _on_functions("ConvertLayout", 3, lambda f, mod, _: convert_layout(f, mod, desired))

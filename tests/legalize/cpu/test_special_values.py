@@ -1,4 +1,4 @@
-"""Infinities, NaN and the largest numbers: what docs/operators.md promises of the kernels."""
+"""Infinities, NaN, the largest numbers: what docs/reference/operators.md promises of kernels."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_how_many_there_are() -> None:
 
 
 def test_operands_are_random() -> None:
-    """A constant filter would hide a wrong layout: see docs/transposed.md."""
+    """A constant filter would hide a wrong layout: see docs/explanation/transposed.md."""
     for case in CASES[:20]:
         _, w, _ = operands(case, tuple(case["output_shape"]))
         assert w.size < 4 or len(np.unique(w)) > 1

@@ -266,7 +266,7 @@ def test_weights_that_do_not_belong_are_refused() -> None:
 
 
 def test_the_loop_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "howto" / "training.md").read_text()
     section = text.partition("## Your own model and data")[2]
     (code, *_) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -154,7 +154,7 @@ MISSING = [  # (kernel, stride, auto_pad, output_shape): of two rows 1, 2 by tap
 def test_rows_that_no_tap_reaches(
     rank: int, kernel: int, stride: int, auto: str, size: int | None
 ) -> None:
-    """Zeros after the others here; docs/transposed.md says what others make of them."""
+    """Zeros after the others here; docs/explanation/transposed.md says what others make of them."""
     taps = np.arange(1.0, kernel + 1)
     reached = np.zeros(stride + max(kernel, 1))
     reached[:kernel] += taps

@@ -1,4 +1,4 @@
-"""The table in docs/relay_operators.md is the one in the package."""
+"""The table in docs/reference/relay_operators.md is the one in the package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relay_wgrad.relay.ops import REGISTRY, REQUIRED, Attr, RelayOp
 from tests.support.relay.gradients import differentiable
 from tests.support.relay.op_cases import CASES
 
-DOC = Path(__file__).parents[4] / "docs" / "relay_operators.md"
+DOC = Path(__file__).parents[4] / "docs" / "reference" / "relay_operators.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->\n"
 
 
@@ -54,7 +54,7 @@ def test_the_document_has_the_table(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-golden"):
         DOC.write_text(f"{before}{START}{table()}{END}{after}", encoding="utf-8")
         old = table()
-    assert old == table(), "docs/relay_operators.md differs (--update-golden)"
+    assert old == table(), "docs/reference/relay_operators.md differs (--update-golden)"
 
 
 def counts() -> str:
@@ -70,4 +70,4 @@ def test_the_document_counts_the_operators(request: pytest.FixtureRequest) -> No
     if request.config.getoption("--update-golden"):
         text = re.sub(r"^\d+ operators: .*\n.* against PyTorch\.", counts(), text, flags=re.M)
         DOC.write_text(text, encoding="utf-8")
-    assert counts() in text, "docs/relay_operators.md differs (--update-golden)"
+    assert counts() in text, "docs/reference/relay_operators.md differs (--update-golden)"

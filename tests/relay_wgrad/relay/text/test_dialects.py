@@ -1,4 +1,4 @@
-"""Relay's text as TVM 0.8 to 0.18 printed it: docs/dialects.md says what differs."""
+"""Relay's text as TVM 0.8 to 0.18 printed it: docs/reference/dialects.md says what differs."""
 
 from __future__ import annotations
 

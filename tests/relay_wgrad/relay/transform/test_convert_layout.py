@@ -31,7 +31,7 @@ from tests.support.relay.modules import outputs
 from tests.support.relay.texts import fixture_text
 from tests.support.timing import seconds
 
-DOC = Path(__file__).parents[4] / "docs" / "relay_layouts.md"
+DOC = Path(__file__).parents[4] / "docs" / "reference" / "relay_layouts.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->\n"
 
 
@@ -54,7 +54,7 @@ def test_the_document_has_the_table(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-golden"):
         DOC.write_text(f"{before}{START}{table()}{END}{after}", encoding="utf-8")
         old = table()
-    assert old == table(), "docs/relay_layouts.md differs (--update-golden)"
+    assert old == table(), "docs/reference/relay_layouts.md differs (--update-golden)"
 
 
 RUN = [c for c in conversions() if not c.result.startswith("resnet8")]

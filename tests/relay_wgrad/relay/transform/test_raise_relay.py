@@ -138,7 +138,8 @@ def test_any_problem(seed: int) -> None:
     mod = weight_gradient(p)
     out, report = checked(T.Legalize()(mod))
     if p.n == 1 and p.c == p.groups:
-        return  # sums over nothing: may be told from no forward convolution (docs/raising.md)
+        # Sums over nothing: may be told from no forward convolution (docs/explanation/raising.md).
+        return
     assert len(report.raised) == 1, report.reasons()
     assert "nn.conv2d" not in ops(out)
     if min(p.n, p.c // p.groups, p.k // p.groups, p.h, p.w, p.r, p.s, p.p, p.q) > 1:
