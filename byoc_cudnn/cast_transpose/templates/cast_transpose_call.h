@@ -12,11 +12,11 @@ struct RelayWgradCastTranspose {
 };
 
 // Many of them; `scale` is null where nothing is scaled.
-struct RelayWgradCastTransposeCall {
+struct RelayWgradCastTransposesCall {
   const RelayWgradCastTranspose* tensors;
   int64_t count;
   const float* scale;
 };
 
 // What an object exports: 0, or a cudaError_t, negated.
-using RelayWgradCastTransposeKernel = int(const RelayWgradCastTransposeCall&, cudaStream_t);
+using RelayWgradCastTransposeKernel = int(const RelayWgradCastTransposesCall&, cudaStream_t);

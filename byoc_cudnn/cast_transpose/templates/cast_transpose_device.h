@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename S, typename D>
-int cast_transpose_all(const RelayWgradCastTransposeCall& call, cudaStream_t stream) {
+int cast_transpose_all(const RelayWgradCastTransposesCall& call, cudaStream_t stream) {
   for (int64_t start = 0; start < call.count; start += kMost) {
     Table table{};
     const int tensors = static_cast<int>(call.count - start < kMost ? call.count - start : kMost);

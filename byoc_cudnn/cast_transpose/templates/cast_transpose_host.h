@@ -1,4 +1,4 @@
-// ---- calls of casts and transpositions -------------------------------------------------------------------------------------
+// ---- calls of casts and transpositions --------------------------------------------------------
 
 namespace {
 
@@ -51,7 +51,7 @@ __attribute__((noinline)) int call(const CastTransposes& row, const TVMFFIAny* a
     const int device = views[0].device().device_id;
     OnDevice on(device);
     Called::get().note(row.words, row.name);
-    const RelayWgradCastTransposeCall z{table.data(), static_cast<int64_t>(tensors), scale};
+    const RelayWgradCastTransposesCall z{table.data(), static_cast<int64_t>(tensors), scale};
     launched(row.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))),
              row.name);
   } catch (const Failure& failure) {
