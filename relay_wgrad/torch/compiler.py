@@ -289,6 +289,7 @@ class _Program:
         self.made, self._same = made, dict[int, tuple[torch.Tensor, torch.Tensor]]()
         report.sizes += 1
         self._function: Any = None
+        self._stands: int | None = None
         self._turns = Turns(self.device)
         if not any(result.kind == "result" for result in made.outputs):
             return
@@ -313,10 +314,11 @@ class _Program:
         own = {v for v in places[: min(calls.given, end)] if v is not None}
         kept = [v for v in places[calls.given : end] if v is not None and v not in own]
         own |= {v for kind, v in made.outputs if kind == "copy of result"}
+        self._stands = kept[0] if kept else None
         self._function = replayed(
             built.vm[ADJOINT], where, self.device, report.notes.append,
             last=made.last[0], graphs=calls.graphs and not why, late=calls.part == "backward",
-            own=own, token=True, stands=kept[0] if kept else None,
+            own=own, token=True, stands=self._stands,
         )  # fmt: skip
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
 
@@ -348,6 +350,8 @@ class _Program:
         view, which AOTAutograd would keep another tensor of."""
         if not self.made.last[1][i]:
             return x
+        if i == self._stands:  # whoever holds this tensor has what all the others hold
+            return x.permute(0, 3, 1, 2).data
         before = self._same.get(i)
         if before is None or before[0] is not x:
             before = self._same[i] = (x, x.permute(0, 3, 1, 2).data)

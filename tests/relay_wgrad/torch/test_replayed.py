@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import relay_wgrad.torch as rt
 from relay_wgrad.torch import compiler, programs, replayed
 from relay_wgrad.torch.replayed import LATER, MISSES, TRIES, WARM, Replayed
-from tests.support.torch.lane import Lane
+from tests.support.torch.lane import Lane, borrowed
 
 
 def function(*args: Any) -> list[torch.Tensor]:
@@ -223,18 +223,43 @@ def _compiled(module: nn.Module, graphs: bool) -> Any:
     return torch.compile(module, backend=compiler.backend, options={"graphs": graphs})
 
 
-@pytest.mark.parametrize("way", [_step, _compiled])
-@pytest.mark.parametrize("seed", range(4))
-def test_loops(way: Any, seed: int, registered: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step whose two passes are graphs does what one whose passes are not does, bit for bit."""
-    lanes: list[Lane] = []
+@pytest.fixture
+def lanes(registered: None, monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+    """Of what is compiled: those of a device that is none."""
+    found: list[Lane] = []
 
     def place(*given: Any) -> Any:
-        return replace(compiled_at(*given), work=lambda: lanes.append(Lane()) or lanes[-1])
+        return replace(compiled_at(*given), work=lambda: found.append(Lane()) or found[-1])
 
     compiled_at = programs.compiled_at
     monkeypatch.setattr(programs, "compiled_at", place)
     monkeypatch.setattr(compiler, "compiled_at", place)
+    return found
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("way", [_step, _compiled])
+def test_each_step_is_two_graphs(
+    way: Any, last: bool, lanes: list[Lane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a usual loop each call after the first ones, and none is captured twice."""
+    monkeypatch.setattr(replayed, "_tvm", borrowed)
+    torch._dynamo.reset()
+    module, order = Net(), torch.channels_last if last else torch.contiguous_format
+    step = way(module.to(memory_format=order), True)
+    for _ in range(16):
+        module.zero_grad()
+        out = step(torch.randn(4, 2, 5, 5).contiguous(memory_format=order))
+        loss = out.square().sum()
+        loss.backward()
+    found = sorted((lane.captures, lane.launches) for lane in lanes if lane.captures)
+    assert found == [(1, 16 - LATER), (1, 16 - WARM)]
+
+
+@pytest.mark.parametrize("way", [_step, _compiled])
+@pytest.mark.parametrize("seed", range(4))
+def test_loops(way: Any, seed: int, lanes: list[Lane]) -> None:
+    """A step whose two passes are graphs does what one whose passes are not does, bit for bit."""
     runs = []
     for graphs in (True, False):
         torch.manual_seed(seed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import tvm
 
 
 class Lane:
@@ -31,3 +33,14 @@ class Lane:
                 torch.from_dlpack(old).copy_(torch.from_dlpack(new))
 
         return results, launch
+
+
+def borrowed(tensor: torch.Tensor) -> Any:
+    """TVM's tensor of memory that it does not hold, as a CUDA graph has operands' addresses."""
+    size = tensor.untyped_storage().nbytes()
+    if not size:
+        return tvm.runtime.from_dlpack(tensor.detach())
+    memory = (ctypes.c_uint8 * size).from_address(tensor.untyped_storage().data_ptr())
+    flat = torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype)
+    strided = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return tvm.runtime.from_dlpack(strided)
