@@ -16,7 +16,7 @@ from tvm.target import Target
 
 from .. import threads
 from ..frontend import TrainingGraph
-from ..frontend.loss import loss_alone
+from ..frontend.loss_graph import loss_alone
 from ..given import of_type
 from .by_size import BySize
 from .compiled import Compiled, Progress, silent
