@@ -4,8 +4,10 @@
                                      [--turns 3] [--json FILE]
 
 Each figure is of a process of its own, from when everything is imported to when the first loss and
-gradients are there; imports are given beside it.  Cold: with empty caches; warm: again, with what
-the cold one left.  The sides take turns.  Steps are the shortest of some after that.
+gradients are there; imports are given beside it, and the whole process's processor time, with that
+of the compilers it started.  Cold: with empty caches; warm: again, with what the cold one left.
+The sides take turns.  Steps are the shortest of some after that.  What torchvision has is built
+from there, and is left out where there is none.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from datetime import date
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +42,13 @@ WAYS = ("trainer", "step", "compile")
 OTHER = "inductor"
 STATES = ("cold", "warm")
 # Images of a batch, and their height and width.
-NETWORKS = {"small": (32, 32), "unet": (4, 64), "resnet50": (4, 224), "mobilenet_v2": (4, 224)}
+NETWORKS = {
+    "small": (32, 32), "unet": (4, 64), "resnet50": (4, 224), "mobilenet_v2": (4, 224),
+    "mobilenet_v3_large": (4, 224), "convnext_tiny": (4, 224),
+}  # fmt: skip
+TORCHVISION = ("mobilenet_v3_large", "convnext_tiny")
 STEPS = 3
+FIGURES = ("import", "first", "step", "processor")
 _BEGAN = "RELAY_WGRAD_BENCHMARK_BEGAN"  # when a process was started
 
 
@@ -85,6 +95,8 @@ def network(name: str) -> Any:
         )  # fmt: skip
     if name == "unet":
         return UNet((24, 48, 96, 192))
+    if name in TORCHVISION:
+        return getattr(import_module("torchvision.models"), name)()
     from benchmarks.plain_networks import build
 
     return build(name)
@@ -147,9 +159,16 @@ def measured(name: str, way: str, folder: str) -> dict[str, float]:
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
     }
     command = [sys.executable, "-W", "ignore", "-m", __spec__.name, "--child", name, way]
+    before = _processor_time()
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return {**found, "processor": _processor_time() - before}
+
+
+def _processor_time() -> float:
+    """Of all processes that have been waited for, and of those that they waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> int:
@@ -165,6 +184,9 @@ def main() -> int:
         return 0
     console, rows = Console(), []
     for name in args.networks.split(","):
+        if name in TORCHVISION and find_spec("torchvision") is None:
+            console.print(f"{name} is left out: there is no torchvision")
+            continue
         sides = (*args.ways.split(","), OTHER)
         found: dict[tuple[str, str], list[dict[str, float]]] = {}
         for _ in range(args.turns):
@@ -175,7 +197,7 @@ def main() -> int:
         for way in sides:
             row: dict[str, Any] = {"network": name, "way": way}
             for state in STATES:
-                for what in ("import", "first", "step"):
+                for what in FIGURES:
                     ours, theirs = (
                         statistics.median(each[what] for each in found[side, state])
                         for side in (way, OTHER)

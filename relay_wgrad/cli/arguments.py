@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
 LOSS = "cross_entropy"  # by default
+STOCK = "tvm"  # what TVM's own kernels are called among backends, as in `byoc_cudnn.table`
 BATCH = 4  # where none is given: a file may leave it open
 PT2 = ".pt2"  # how the file of an exported PyTorch program ends
 
@@ -78,9 +80,7 @@ def loss_scale(text: str) -> float | str:
 
 
 def loss(text: str) -> str:
-    """The text of a loss that there is; the default's needs no TVM."""
-    if text == LOSS:
-        return text
+    """The text of a loss that there is."""
     from ..frontend.loss import loss_of
 
     try:
@@ -111,20 +111,21 @@ def checkpoint(text: str) -> str | list[str] | None:
 
 
 def backends(text: str) -> tuple[str, ...]:
-    """Names of backends, the preferred first; they are checked where they are used."""
-    from byoc_cudnn.table import BACKENDS
-
-    names = tuple(name for name in text.split(",") if name)
-    if not names or any(name not in BACKENDS for name in names):
-        raise argparse.ArgumentTypeError(f"must be some of {', '.join(BACKENDS)}, got {text!r}")
-    return names
+    """Names of backends, the preferred first."""
+    return choices(*_backends())(text)
 
 
 def backends_or_tvm(text: str) -> tuple[str, ...]:
     """Names of backends, and `tvm` for what TVM's own kernels would be."""
-    from byoc_cudnn.table import BACKENDS, STOCK
+    return choices(*_backends(), STOCK)(text)
 
-    return choices(*BACKENDS, STOCK)(text)
+
+def _backends() -> list[str]:
+    """The backends' names, which are those of their folders: their records would load TVM."""
+    spec = find_spec("byoc_cudnn")
+    places = (spec.submodule_search_locations or ()) if spec is not None else ()
+    found = (path for place in places for path in Path(place).glob("backends/*/__init__.py"))
+    return sorted(path.parent.name for path in found)
 
 
 def choices(*names: str) -> Callable[[str], tuple[str, ...]]:

@@ -17,7 +17,7 @@ from tvm.target import Target
 from .. import threads
 from ..argument_types import of_type
 from ..frontend import TrainingGraph
-from ..frontend.loss import loss_alone
+from ..frontend.loss_graph import loss_alone
 from .compiled import Compiled, Progress, silent
 from .devices import compiled_here, place
 from .forward_backward import two_parts

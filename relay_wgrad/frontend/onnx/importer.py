@@ -16,7 +16,8 @@ from tvm import relax
 
 from ..context import FLOATS, Context, Options, Value, check_choices
 from ..graph import InputSpec, TrainingGraph
-from ..loss import CrossEntropy, Loss, add_loss, loss_of
+from ..loss import CrossEntropy, Loss, loss_of
+from ..loss_graph import add_loss
 from ..partial import Choice, Patterns
 from ..sizes import NAME, Open, at, is_open, limited, variable
 from ..weights import STATES, Array, Role, default_role, seeded

@@ -17,7 +17,8 @@ from ...graph.walk import bindings_of
 from ...ir import op_name
 from ..context import Options, check_choices, shape_of
 from ..graph import InputSpec, TrainingGraph
-from ..loss import Loss, add_loss, loss_of
+from ..loss import Loss, loss_of
+from ..loss_graph import add_loss
 from ..partial import Choice, Patterns
 from ..sizes import NAME, limited
 from ..weights import Array

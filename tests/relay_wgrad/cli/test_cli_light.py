@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from byoc_cudnn import table
+from byoc_cudnn.backends import GIVEN
+from relay_wgrad.cli import arguments
 from relay_wgrad.cli.main import COMMANDS
 from relay_wgrad.training import optim, options
 
@@ -45,6 +48,10 @@ def test_help(args: list[str]) -> None:
         (["train", "--optimizer", "adagrad"], "invalid choice: 'adagrad'"),
         (["inspect"], "the following arguments are required: MODEL"),
         (["bench", "--problem", "wgrad n=1"], "--problem"),
+        (["train", "--loss", "hinge"], "--loss: 'hinge': expected cross_entropy, bce_with_logits"),
+        (["train", "--loss", "huber(delta=0)"], "--loss: huber: delta must be a positive number"),
+        (["inspect", "squeezenet", "--backends", "cudn"], "must be some of cuda_direct, cudnn"),
+        (["tune", "squeezenet", "--backends", "tvm,x"], "cutlass, tvm, got 'tvm,x'"),
     ],
 )
 def test_wrong_options(args: list[str], text: str) -> None:
@@ -66,3 +73,9 @@ def test_the_package_loads_nothing() -> None:
 
 def test_optimizers_by_name() -> None:
     assert tuple(optim.OPTIMIZERS) == options.OPTIMIZERS
+
+
+def test_backends_by_name() -> None:
+    names = [backend.name for backend in GIVEN]
+    assert arguments.backends(",".join(names)) == tuple(names)
+    assert arguments.STOCK == table.STOCK
