@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,7 +122,11 @@ def backends_or_tvm(text: str) -> tuple[str, ...]:
 
 
 def _backends() -> list[str]:
-    """The backends' names, which are those of their folders: their records would load TVM."""
+    """The backends' names, with those that this process has registered.  Before their records are
+    loaded, which loads TVM, there are the package's own, named as their folders are."""
+    loaded = sys.modules.get("byoc_cudnn.table")
+    if loaded is not None:
+        return sorted(loaded.BACKENDS)
     spec = find_spec("byoc_cudnn")
     places = (spec.submodule_search_locations or ()) if spec is not None else ()
     found = (path for place in places for path in Path(place).glob("backends/*/__init__.py"))

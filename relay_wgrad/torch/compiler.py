@@ -14,6 +14,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import torch
 
 from .. import keys
 from ..ambient import outside
+from ..frontend.gradient_graph import Result
 from ..frontend.torch.retracing import decompositions, inputs_of, lies_last, traced_strides
 from ..registry import is_registered, register
 from .norms import KEPT, whole_norms
@@ -131,7 +133,34 @@ def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
         whole_norms(joint.graph)
     _without_running_statistics(joint.graph)
     joint.recompile()
-    return min_cut_rematerialization_partition(joint, inputs, **given)
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, **given)
+    _keep_what_was_read(forward.graph, given["num_fwd_outputs"])
+    forward.recompile()
+    return forward, backward
+
+
+def _keep_what_was_read(graph: torch.fx.Graph, outputs: int) -> None:
+    """The backward pass reads of an operand what it was before the forward graph writes into it.
+
+    outputs : how many results are the caller's; the others are kept for the backward pass.
+    """
+    target = torch.ops.aten.copy_.default
+    writes = graph.find_nodes(op="call_function", target=target)
+    end = graph.output_node()
+    results = list(end.args[0])
+    for node in graph.find_nodes(op="placeholder"):
+        into = {write for write in writes if write.args[0] is node}
+        others = [user for user in node.users if user not in into and user is not end]
+        kept = any(result is node for result in results[outputs:])
+        if not into or not (others or kept):
+            continue
+        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+            copied = graph.call_function(torch.ops.aten.clone.default, (node,))
+        copied.meta = dict(node.meta)
+        for user in others:
+            user.replace_input_with(node, copied)
+        results[outputs:] = [copied if result is node else result for result in results[outputs:]]
+    end.args = (tuple(results),)
 
 
 def has_norms(graph: torch.fx.Graph) -> bool:
@@ -179,7 +208,7 @@ class _Graph:
 
     def __call__(self, *inputs: Any) -> Any:
         if self.report.reason:
-            return self.graph(*self._as_traced(inputs))
+            return self._by_pytorch(inputs)
         device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), "cpu")
         key: Any = (choices(device), device)
         if self._varies:
@@ -188,7 +217,19 @@ class _Graph:
                 for x in inputs
             )
         program = self._known(key) or self._made(key, inputs)
-        return self.graph(*self._as_traced(inputs)) if program is None else program(inputs)
+        return self._by_pytorch(inputs) if program is None else program(inputs)
+
+    def _by_pytorch(self, inputs: Sequence[Any]) -> Any:
+        """The results op by op; gradients share no memory with what the forward pass has kept."""
+        given = self._as_traced(inputs)
+        results = self.graph(*given)
+        if self._calls.part != "backward":
+            return results
+        theirs = {storage_of(x) for x in given if isinstance(x, torch.Tensor)}
+        return [
+            x.clone() if isinstance(x, torch.Tensor) and storage_of(x) in theirs else x
+            for x in results
+        ]
 
     def _as_traced(self, inputs: Sequence[Any]) -> list[Any]:
         """Inputs that lie as the graph's views want them, for PyTorch: what our forward passes give
@@ -198,7 +239,10 @@ class _Graph:
             strides = traced_strides(x.shape, said) if isinstance(x, torch.Tensor) else None
             if strides is None:
                 x = _overlapping(x, said)
-            elif list(x.stride()) != strides:
+            elif any(
+                n > 1 and now != then
+                for n, now, then in zip(x.shape, x.stride(), strides, strict=True)
+            ):
                 x = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
             made.append(x)
         return made
@@ -231,6 +275,11 @@ class _Graph:
             while len(self._programs) >= PROGRAMS:
                 self._programs.popitem(last=False)
             self._programs[key] = program
+
+
+def storage_of(x: torch.Tensor) -> int:
+    """The address of a tensor's memory."""
+    return x.untyped_storage().data_ptr()
 
 
 def _overlapping(x: Any, said: Any) -> Any:
@@ -286,10 +335,14 @@ class _Program:
         self.device, self.report = _device(inputs), report
         graph, self._written = without_writes(graph)
         made = from_aot(graph, inputs, name=report.name, channels_last=True)
+        if calls.part == "backward":  # gradients are the caller's, what is kept is not
+            copies = ("copy of input" if k == "input" else k for k, _ in made.outputs)
+            outputs = (Result(k, v) for k, (_, v) in zip(copies, made.outputs, strict=True))
+            made = replace(made, outputs=tuple(outputs))
         self.made, self._same = made, dict[int, tuple[torch.Tensor, torch.Tensor]]()
         report.sizes += 1
         self._function: Any = None
-        self._stands: int | None = None
+        self._own, self._stands = set[int](), None
         self._turns = Turns(self.device)
         if not any(result.kind == "result" for result in made.outputs):
             return
@@ -312,9 +365,9 @@ class _Program:
         places = [v if kind == "result" else None for kind, v in made.outputs]
         end = len(places) - len(self._written)
         own = {v for v in places[: min(calls.given, end)] if v is not None}
-        kept = [v for v in places[calls.given : end] if v is not None and v not in own]
         own |= {v for kind, v in made.outputs if kind == "copy of result"}
-        self._stands = kept[0] if kept else None
+        kept = [v for v in places[calls.given : end] if v is not None and v not in own]
+        self._own, self._stands = own, kept[0] if kept else None
         self._function = replayed(
             built.vm[ADJOINT], where, self.device, report.notes.append,
             last=made.last[0], graphs=calls.graphs and not why, late=calls.part == "backward",
@@ -332,7 +385,8 @@ class _Program:
                 self.report.captured = self._function.is_graph
                 if token is None:
                     self._unshare(made, read)
-                made = [self._as_asked(i, x) for i, x in enumerate(made)]
+                again = token is not None
+                made = [self._as_asked(i, x, again) for i, x in enumerate(made)]
                 found = self.made.results(inputs, made, copy=torch.clone)
                 return self._write(inputs, found)
         return self._write(inputs, self.made.results(inputs, made, copy=torch.clone))
@@ -345,12 +399,13 @@ class _Program:
                 made[i] = x = x.clone()
             seen.add(x.data_ptr())
 
-    def _as_asked(self, i: int, x: torch.Tensor) -> torch.Tensor:
-        """A result as it lies in the graph: the same tensor where it is the same one again, and no
-        view, which AOTAutograd would keep another tensor of."""
+    def _as_asked(self, i: int, x: torch.Tensor, again: bool) -> torch.Tensor:
+        """A result as it lies in the graph, and no view, which AOTAutograd would keep another
+        tensor of; `again`: the same tensor where it is the same one in each call."""
         if not self.made.last[1][i]:
             return x
-        if i == self._stands:  # whoever holds this tensor has what all the others hold
+        # Whoever holds the tensor that stands for the others has what all of them hold.
+        if not again or i in self._own or i == self._stands:
             return x.permute(0, 3, 1, 2).data
         before = self._same.get(i)
         if before is None or before[0] is not x:
@@ -375,15 +430,17 @@ def without_writes(graph: Any) -> tuple[Any, list[int]]:
         return graph, []
     copied = torch.fx.Graph()
     of: dict[Any, Any] = {}
-    results = copied.graph_copy(graph.graph, of)
+    copied.graph_copy(graph.graph, of)
     written = [
         (places[node.args[0]], node) for node in graph.graph.nodes
         if node.target is target and node.args[0] in places
     ]  # fmt: skip
     values = [of[node.args[1]] for _, node in written]
-    for _, node in written:
-        of[node].replace_all_uses_with(of[node.args[1]])
+    for _, node in written:  # what is written is the operand
+        of[node].replace_all_uses_with(of[node.args[0]])
         copied.erase_node(of[node])
+        of[node] = of[node.args[0]]
+    results = torch.fx.node.map_arg(graph.graph.output_node().args[0], lambda node: of[node])
     copied.output((*results, *values))
     return torch.fx.GraphModule(graph, copied), [i for i, _ in written]
 

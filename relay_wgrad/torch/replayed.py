@@ -177,7 +177,7 @@ class Replayed:
             if self._most is not None and size > self._most:
                 raise ValueError(f"{size} bytes of operands lie elsewhere each time")
             fixed = [x.clone() if i in moving else x for i, x in enumerate(args)]
-            given = [_tvm(x) for x in fixed]
+            given = [tvm_tensor(x) for x in fixed]
 
             def call() -> Any:
                 return list(self._raw(*given))
@@ -251,7 +251,7 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x.clone() if x is given else x for x, given in zip(made, tensors, strict=True)]
 
 
-def _tvm(tensor: torch.Tensor) -> Any:
+def tvm_tensor(tensor: torch.Tensor) -> Any:
     import tvm
 
     return tvm.runtime.from_dlpack(tensor.detach())

@@ -1,0 +1,122 @@
+"""Compiled graphs that write into their operands, and gradients that are kept tensors themselves.
+
+AOTAutograd leaves the writes in the forward graph; each function here is compared with PyTorch as
+it runs it, as kernels and as graphs of a lane without a device, while an earlier call's backward
+pass is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from relay_wgrad.torch import compiler, replayed
+from relay_wgrad.torch.reports import compiled_graphs
+from tests.support.torch.lane import Lane, borrowed
+
+
+def kept_and_written(x: Any, w: Any, state: Any) -> Any:
+    hidden = x @ w
+    state.copy_(hidden.detach())
+    return (hidden.sin() @ w).cos()
+
+
+def read_and_then_written(x: Any, w: Any, state: Any) -> Any:
+    scale = state * 2
+    y = x @ w * scale
+    state.add_(1)
+    return y
+
+
+def cloned_and_written(x: Any, w: Any, state: Any) -> Any:
+    before = state.clone()
+    state.mul_(0.9).add_(x.detach(), alpha=0.1)
+    return x @ w * before
+
+
+def a_view_read(x: Any, w: Any, state: Any) -> Any:
+    column = state[:, :1] * 2
+    state.sub_(1)
+    return x * column @ w
+
+
+def written_and_read(x: Any, w: Any, state: Any) -> Any:
+    state.add_(x.detach())
+    return x @ w * state.clone()
+
+
+def only_written(x: Any, w: Any, state: Any) -> Any:
+    state.copy_(x.detach())
+    return x @ w
+
+
+class Own(torch.autograd.Function):
+    """Its gradients are what it has kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        first, second = x.exp(), w.sin()
+        ctx.save_for_backward(first, second)
+        return first.sum() + second.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.saved_tensors
+
+
+def gradients_kept(x: Any, w: Any, state: Any) -> Any:
+    return Own.apply(x, w)
+
+
+FUNCTIONS = (
+    kept_and_written, read_and_then_written, cloned_and_written, a_view_read, written_and_read,
+    only_written, gradients_kept,
+)  # fmt: skip
+
+
+def ran(function: Callable[..., Any]) -> list[torch.Tensor]:
+    """Outputs, states and gradients of calls that go back at once, and then after the next one."""
+    torch.manual_seed(0)
+    w, state = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
+    found, before, held = [], [], []
+    for turn in range(20):
+        x = torch.randn(3, 3, requires_grad=True)
+        out = function(x, w, state)
+        found += [out.detach().clone(), state.clone()]
+        before.append((out, x))
+        if len(before) > turn // 12:
+            last, of = before.pop(0)
+            of_x, of_w = torch.autograd.grad(last.sum(), [of, w])
+            held += [of_x.clone(), of_w]
+    return found + held
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_as_pytorch(
+    function: Any, graphs: bool, registered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = compiler.compiled_at
+    if graphs:
+        monkeypatch.setattr(compiler, "compiled_at", lambda *a: replace(here(*a), work=Lane))
+        monkeypatch.setattr(replayed, "tvm_tensor", borrowed)
+    torch._dynamo.reset()
+    step = torch.compile(function, backend=compiler.backend, options={"graphs": graphs})
+    for one, other in zip(ran(step), ran(function), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert [graph.reason for graph in compiled_graphs()[-2:]] == ["", ""]
+
+
+def test_an_operand_that_is_the_result(registered: None) -> None:
+    torch._dynamo.reset()
+    step = torch.compile(lambda x: x.add_(1), backend=compiler.backend)
+    x = torch.zeros(3)
+    with torch.no_grad():
+        assert step(x) is x
+    assert torch.equal(x, torch.ones(3))
+    assert compiled_graphs()[-1].reason == ""
