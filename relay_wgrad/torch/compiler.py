@@ -28,13 +28,15 @@ from ..registry import is_registered, register
 from .norms import KEPT, whole_norms
 from .pooling import without_places
 from .programs import Choices, Turns, choices, compiled_at, drawn, replayed
-from .replayed import ALL, MODES
+from .replayed import ALL
 from .reports import CompiledGraph, reported
 
 PROGRAMS = 16
 """Of one graph, for different sizes; the least recently called one goes."""
 
 ONLY = ("", "convolutions")
+MODES = (None, "default", "reduce-overhead")
+"""Of `torch.compile`: all repeat calls on CUDA as graphs."""
 
 
 class Calls(NamedTuple):
@@ -144,23 +146,27 @@ def _keep_what_was_read(graph: torch.fx.Graph, outputs: int) -> None:
 
     outputs : how many results are the caller's; the others are kept for the backward pass.
     """
-    target = torch.ops.aten.copy_.default
-    writes = graph.find_nodes(op="call_function", target=target)
-    end = graph.output_node()
-    results = list(end.args[0])
-    for node in graph.find_nodes(op="placeholder"):
-        into = {write for write in writes if write.args[0] is node}
-        others = [user for user in node.users if user not in into and user is not end]
-        kept = any(result is node for result in results[outputs:])
-        if not into or not (others or kept):
+    end, writes = graph.output_node(), _writes(graph)
+    given, kept = end.args[0][:outputs], end.args[0][outputs:]
+    for node in dict.fromkeys(write.args[0] for write in writes):
+        readers = [
+            x for x in node.users if x is not end and not (x in writes and x.args[0] is node)
+        ]
+        if not readers and node not in kept:
             continue
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
             copied = graph.call_function(torch.ops.aten.clone.default, (node,))
         copied.meta = dict(node.meta)
-        for user in others:
-            user.replace_input_with(node, copied)
-        results[outputs:] = [copied if result is node else result for result in results[outputs:]]
-    end.args = (tuple(results),)
+        for reader in readers:
+            reader.replace_input_with(node, copied)
+        kept = [copied if result is node else result for result in kept]
+    end.args = ((*given, *kept),)
+
+
+def _writes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """Where a graph writes into its operands, in its order."""
+    found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    return [node for node in found if node.args[0].op == "placeholder"]
 
 
 def has_norms(graph: torch.fx.Graph) -> bool:
@@ -424,25 +430,21 @@ class _Program:
 
 def without_writes(graph: Any) -> tuple[Any, list[int]]:
     """(a graph with what it writes into its operands as its last results, which operands)."""
-    places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    target = torch.ops.aten.copy_.default
-    if not graph.graph.find_nodes(op="call_function", target=target):
+    writes = _writes(graph.graph)
+    if not writes:
         return graph, []
+    places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     copied = torch.fx.Graph()
     of: dict[Any, Any] = {}
     copied.graph_copy(graph.graph, of)
-    written = [
-        (places[node.args[0]], node) for node in graph.graph.nodes
-        if node.target is target and node.args[0] in places
-    ]  # fmt: skip
-    values = [of[node.args[1]] for _, node in written]
-    for _, node in written:  # what is written is the operand
+    values = [of[node.args[1]] for node in writes]
+    for node in writes:  # what is written is the operand
         of[node].replace_all_uses_with(of[node.args[0]])
         copied.erase_node(of[node])
         of[node] = of[node.args[0]]
     results = torch.fx.node.map_arg(graph.graph.output_node().args[0], lambda node: of[node])
     copied.output((*results, *values))
-    return torch.fx.GraphModule(graph, copied), [i for i, _ in written]
+    return torch.fx.GraphModule(graph, copied), [places[node.args[0]] for node in writes]
 
 
 def _device(inputs: Sequence[Any]) -> torch.device:

@@ -20,8 +20,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 Addresses = AbstractSet[int]
 
-MODES = (None, "default", "reduce-overhead")
-"""Of `torch.compile`; by the last, calls on CUDA are repeated as graphs."""
 ALL = range(1 << 31)
 """The places of all results."""
 
@@ -241,14 +239,10 @@ class Replayed:
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors in memory of their own, by one kernel for many."""
-    made = [*tensors]
-    many = [i for i, x in enumerate(tensors) if x.is_floating_point()]
-    if len(many) > 1:
-        with torch.no_grad():
-            products = torch._foreach_mul([tensors[i] for i in many], 1.0)
-        for i, product in zip(many, products, strict=True):
-            made[i] = product
-    return [x.clone() if x is given else x for x, given in zip(made, tensors, strict=True)]
+    floats = [x for x in tensors if x.is_floating_point()]
+    with torch.no_grad():
+        copied = iter(torch._foreach_mul(floats, 1.0) if floats else ())
+        return [next(copied) if x.is_floating_point() else x.clone() for x in tensors]
 
 
 def tvm_tensor(tensor: torch.Tensor) -> Any:

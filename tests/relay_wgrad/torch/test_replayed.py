@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import relay_wgrad.torch as rt
-from relay_wgrad.torch import compiler, programs, replayed
+from relay_wgrad.torch import compiler, replayed
 from relay_wgrad.torch.replayed import LATER, MISSES, TRIES, WARM, Replayed
-from tests.support.torch.lane import Lane, borrowed
+from tests.support.torch.lane import Lane, borrowed, on_lanes
 
 
 def function(*args: Any) -> list[torch.Tensor]:
@@ -225,16 +224,7 @@ def _compiled(module: nn.Module, graphs: bool) -> Any:
 
 @pytest.fixture
 def lanes(registered: None, monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
-    """Of what is compiled: those of a device that is none."""
-    found: list[Lane] = []
-
-    def place(*given: Any) -> Any:
-        return replace(compiled_at(*given), work=lambda: found.append(Lane()) or found[-1])
-
-    compiled_at = programs.compiled_at
-    monkeypatch.setattr(programs, "compiled_at", place)
-    monkeypatch.setattr(compiler, "compiled_at", place)
-    return found
+    return on_lanes(monkeypatch)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -8,7 +8,6 @@ pass is still to come.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import torch
 
 from relay_wgrad.torch import compiler, replayed
 from relay_wgrad.torch.reports import compiled_graphs
-from tests.support.torch.lane import Lane, borrowed
+from tests.support.torch.lane import borrowed, on_lanes
 
 
 def kept_and_written(x: Any, w: Any, state: Any) -> Any:
@@ -101,9 +100,8 @@ def ran(function: Callable[..., Any]) -> list[torch.Tensor]:
 def test_as_pytorch(
     function: Any, graphs: bool, registered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = compiler.compiled_at
     if graphs:
-        monkeypatch.setattr(compiler, "compiled_at", lambda *a: replace(here(*a), work=Lane))
+        on_lanes(monkeypatch)
         monkeypatch.setattr(replayed, "tvm_tensor", borrowed)
     torch._dynamo.reset()
     step = torch.compile(function, backend=compiler.backend, options={"graphs": graphs})

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import tvm
+
+from relay_wgrad.torch import compiler, programs
 
 
 class Lane:
@@ -44,3 +48,16 @@ def borrowed(tensor: torch.Tensor) -> Any:
     flat = torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype)
     strided = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     return tvm.runtime.from_dlpack(strided)
+
+
+def on_lanes(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+    """The lanes of what is compiled from now on, for a device that is none."""
+    found: list[Lane] = []
+    compiled_at = programs.compiled_at
+
+    def place(*given: Any) -> Any:
+        return replace(compiled_at(*given), work=lambda: found.append(Lane()) or found[-1])
+
+    for module in (programs, compiler):
+        monkeypatch.setattr(module, "compiled_at", place)
+    return found
