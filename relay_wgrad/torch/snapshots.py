@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import _symbolic_trace
 
 MOST = 1000
 """Values that one attribute may hold, in lists in dictionaries and the like, to be compared."""
@@ -282,6 +283,7 @@ class Taken:
             return self._opaque(name, value)
 
     def _of(self, name: str, value: Any) -> Snapshot:
+        value = _as_before_the_trace(value)
         kind = type(value)
         if kind in _EXACT or isinstance(value, (*_NAMED, float, complex, np.generic)):
             return Equal(value)
@@ -352,6 +354,16 @@ class Taken:
     def _opaque(self, name: str, value: Any) -> Snapshot:
         self.opaque.append(f"what {name} ({type(value).__name__}) holds")
         return Same(value)
+
+
+_PATCHED = _symbolic_trace._create_wrapped_func(len).__code__
+
+
+def _as_before_the_trace(value: Any) -> Any:
+    """The function of `torch.fx.wrap`, in whose place each trace puts one of its own."""
+    while type(value) is FunctionType and value.__code__ is _PATCHED:
+        value = value.__wrapped__  # type: ignore[attr-defined]
+    return value
 
 
 def _around(function: Any) -> Iterator[Callable[[], Any]]:

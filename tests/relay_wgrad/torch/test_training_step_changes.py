@@ -53,6 +53,40 @@ def compare(step: Any, twin: Any, x: torch.Tensor = X) -> None:
         torch.testing.assert_close(a.grad, b.grad)
 
 
+STRENGTH = {"all": 0.5}
+
+
+def weakened(x: Any) -> Any:
+    return x * STRENGTH["all"]
+
+
+torch.fx.wrap("weakened")
+
+
+class Wrapped(nn.Module):
+    """Calls a function of `torch.fx.wrap`, as torchvision's StochasticDepth does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return weakened(self.layer(x))
+
+
+def test_functions_that_a_trace_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+    module = Wrapped().double()
+    step, twin = rt.TrainingStep(module, X), copy.deepcopy(module)
+    compare(step, twin)
+    assert len(step._programs) == 1
+    monkeypatch.setitem(STRENGTH, "all", 2.0)
+    compare(step, twin)
+    assert len(step._programs) == 2
+    monkeypatch.setitem(globals(), "weakened", lambda x: x + 1)
+    compare(step, twin)
+
+
 def test_going_back_compiles_nothing() -> None:
     step, module, twin = scaled()
     for alpha in (0.1, 1.0, 0.1, 1.0):
