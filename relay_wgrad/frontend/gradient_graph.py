@@ -28,7 +28,7 @@ class GradientGraph:
     tuple of the results that are computed.
 
     name : of the graph, in errors.
-    inputs : the graph's own, in its order; what is no tensor there (an int) is None.
+    inputs : the graph's own, in its order; None for what is no tensor or is not read.
     drawn : random numbers that the graph draws, `InputSpec`s to be drawn for each call.
     outputs : what each of the graph's results is, in its order.
     state : values of inputs that are parameters, buffers or constants of an exported program.
@@ -48,7 +48,7 @@ class GradientGraph:
     report: RaiseReport | None = None
 
     def arguments(self, inputs: Sequence[Any], drawn: Sequence[Any] = ()) -> list[Any]:
-        """The arguments of `main` of the graph's own, what is no tensor left out.
+        """The arguments of `main` of the graph's own, without what is no tensor or not read.
 
         Raises ValueError for another number of either.
         """

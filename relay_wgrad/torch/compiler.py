@@ -30,6 +30,7 @@ from .pooling import without_places
 from .programs import Choices, Turns, choices, compiled_at, drawn, replayed
 from .replayed import ALL
 from .reports import CompiledGraph, reported
+from .writes import keep_what_was_read, without_writes
 
 PROGRAMS = 16
 """Of one graph, for different sizes; the least recently called one goes."""
@@ -136,37 +137,9 @@ def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
     _without_running_statistics(joint.graph)
     joint.recompile()
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **given)
-    _keep_what_was_read(forward.graph, given["num_fwd_outputs"])
+    keep_what_was_read(forward.graph, given["num_fwd_outputs"])
     forward.recompile()
     return forward, backward
-
-
-def _keep_what_was_read(graph: torch.fx.Graph, outputs: int) -> None:
-    """The backward pass reads of an operand what it was before the forward graph writes into it.
-
-    outputs : how many results are the caller's; the others are kept for the backward pass.
-    """
-    end, writes = graph.output_node(), _writes(graph)
-    given, kept = end.args[0][:outputs], end.args[0][outputs:]
-    for node in dict.fromkeys(write.args[0] for write in writes):
-        readers = [
-            x for x in node.users if x is not end and not (x in writes and x.args[0] is node)
-        ]
-        if not readers and node not in kept:
-            continue
-        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-            copied = graph.call_function(torch.ops.aten.clone.default, (node,))
-        copied.meta = dict(node.meta)
-        for reader in readers:
-            reader.replace_input_with(node, copied)
-        kept = [copied if result is node else result for result in kept]
-    end.args = ((*given, *kept),)
-
-
-def _writes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """Where a graph writes into its operands, in its order."""
-    found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    return [node for node in found if node.args[0].op == "placeholder"]
 
 
 def has_norms(graph: torch.fx.Graph) -> bool:
@@ -339,7 +312,7 @@ class _Program:
         from ..training.step import ADJOINT, converted
 
         self.device, self.report = _device(inputs), report
-        graph, self._written = without_writes(graph)
+        graph, self._writes = without_writes(graph)
         made = from_aot(graph, inputs, name=report.name, channels_last=True)
         if calls.part == "backward":  # gradients are the caller's, what is kept is not
             copies = ("copy of input" if k == "input" else k for k, _ in made.outputs)
@@ -369,7 +342,7 @@ class _Program:
         # Of the results the first are the caller's, the last are written into operands at once;
         # those between the backward pass reads, which has all of them or none.
         places = [v if kind == "result" else None for kind, v in made.outputs]
-        end = len(places) - len(self._written)
+        end = len(places) - len(self._writes.copied)
         own = {v for v in places[: min(calls.given, end)] if v is not None}
         own |= {v for kind, v in made.outputs if kind == "copy of result"}
         kept = [v for v in places[calls.given : end] if v is not None and v not in own]
@@ -394,8 +367,8 @@ class _Program:
                 again = token is not None
                 made = [self._as_asked(i, x, again) for i, x in enumerate(made)]
                 found = self.made.results(inputs, made, copy=torch.clone)
-                return self._write(inputs, found)
-        return self._write(inputs, self.made.results(inputs, made, copy=torch.clone))
+                return self._writes.done(inputs, found)
+        return self._writes.done(inputs, self.made.results(inputs, made, copy=torch.clone))
 
     def _unshare(self, made: list[torch.Tensor], read: AbstractSet[int]) -> None:
         """What shares memory would be changed with the other, unseen by autograd."""
@@ -417,34 +390,6 @@ class _Program:
         if before is None or before[0] is not x:
             before = self._same[i] = (x, x.permute(0, 3, 1, 2).data)
         return before[1]
-
-    def _write(self, inputs: Sequence[Any], found: list[Any]) -> list[Any]:
-        """The results without the last ones, which are written into operands."""
-        if not self._written:
-            return found
-        end = len(found) - len(self._written)
-        with torch.no_grad():
-            torch._foreach_copy_([inputs[i] for i in self._written], found[end:])
-        return found[:end]
-
-
-def without_writes(graph: Any) -> tuple[Any, list[int]]:
-    """(a graph with what it writes into its operands as its last results, which operands)."""
-    writes = _writes(graph.graph)
-    if not writes:
-        return graph, []
-    places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-    copied = torch.fx.Graph()
-    of: dict[Any, Any] = {}
-    copied.graph_copy(graph.graph, of)
-    values = [of[node.args[1]] for node in writes]
-    for node in writes:  # what is written is the operand
-        of[node].replace_all_uses_with(of[node.args[0]])
-        copied.erase_node(of[node])
-        of[node] = of[node.args[0]]
-    results = torch.fx.node.map_arg(graph.graph.output_node().args[0], lambda node: of[node])
-    copied.output((*results, *values))
-    return torch.fx.GraphModule(graph, copied), [places[node.args[0]] for node in writes]
 
 
 def _device(inputs: Sequence[Any]) -> torch.device:

@@ -24,6 +24,7 @@ from .depends import Depends
 from .kernels import ALIGNMENT, winograd_is_allowed
 from .reads import LostError, Reads
 from .replayed import ALL, Replayed
+from .several import copy_each
 
 Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, and the name in it
 
@@ -205,7 +206,7 @@ class Program:
                 buffers = [held[name] for held, name in self.statistics]
                 first = self.outputs - len(buffers)
                 if buffers:
-                    torch._foreach_copy_(buffers, made[first : self.outputs])
+                    copy_each(buffers, made[first : self.outputs])
                 counters = [held[name] for held, name in self.counters]
                 if counters:
                     torch._foreach_add_(counters, 1)

@@ -18,6 +18,8 @@ import torch
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .several import copies, copy_each
+
 Addresses = AbstractSet[int]
 
 ALL = range(1 << 31)
@@ -213,10 +215,7 @@ class Replayed:
     def _replayed(self, given: Sequence[torch.Tensor]) -> Call:
         assert self._launch is not None
         if self._places:
-            with torch.no_grad():
-                torch._foreach_copy_(
-                    [p for _, p in self._places], [given[i] for i, _ in self._places]
-                )
+            copy_each([p for _, p in self._places], [given[i] for i, _ in self._places])
         self._launch()
         operands, token = given, None
         if not self._token:
@@ -235,14 +234,6 @@ class Replayed:
         made.update(zip(self._copied, copies([*self._copied.values()]), strict=True))
         results = [made[i] for i in range(len(made))]
         return Call(results, self._addresses, operands, token)
-
-
-def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors in memory of their own, by one kernel for many."""
-    floats = [x for x in tensors if x.is_floating_point()]
-    with torch.no_grad():
-        copied = iter(torch._foreach_mul(floats, 1.0) if floats else ())
-        return [next(copied) if x.is_floating_point() else x.clone() for x in tensors]
 
 
 def tvm_tensor(tensor: torch.Tensor) -> Any:

@@ -193,9 +193,11 @@ class _Import(Reader):
                 self.known.values[node] = value
                 self.inputs.append(None)
                 continue
+            if not node.users:
+                self.inputs.append(None)
+                continue
             dtype = dtype_name(value)
-            if node.users:
-                check_dtype(f"{self.name}: input {name!r} is", dtype, self.halves)
+            check_dtype(f"{self.name}: input {name!r} is", dtype, self.halves)
             is_last = channels_last and lies_last(value)
             shape = [int(s) for s in value.shape]
             shape = [shape[a] for a in _LAST] if is_last else shape
@@ -203,7 +205,7 @@ class _Import(Reader):
             var = relax.Var(spec.name, relax.TensorType(shape, dtype))
             self.inputs.append((spec, var))
             last.append(is_last)
-            if is_last and node.users:
+            if is_last:
                 var = self.ctx.emit(relax.op.permute_dims(var, _FIRST))
             self.env[node] = var
         return last

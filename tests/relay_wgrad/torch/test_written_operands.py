@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 
 from relay_wgrad.torch import compiler, replayed
 from relay_wgrad.torch.reports import compiled_graphs
+from relay_wgrad.torch.writes import without_writes
 from tests.support.torch.lane import borrowed, on_lanes
 
 
@@ -118,3 +120,84 @@ def test_an_operand_that_is_the_result(registered: None) -> None:
         assert step(x) is x
     assert torch.equal(x, torch.ones(3))
     assert compiled_graphs()[-1].reason == ""
+
+
+def counts_alone(x: Any, w: Any, count: Any) -> Any:
+    count.add_(1)
+    return x @ w
+
+
+def counts_and_reads(x: Any, w: Any, count: Any) -> Any:
+    y = x @ w * count.clone()
+    count.add_(3)
+    return y
+
+
+def counts_by_what_is_read(x: Any, w: Any, count: Any) -> Any:
+    count.add_(2)
+    return x @ w * count
+
+
+def counts_twice(x: Any, w: Any, count: Any) -> Any:
+    count.add_(1)
+    y = x @ w
+    count.add_(1)
+    return y
+
+
+def counts_and_gives(x: Any, w: Any, count: Any) -> Any:
+    count.add_(1)
+    return (x @ w).sum() + count.clone(), count.clone()
+
+
+COUNTING = (counts_alone, counts_and_reads, counts_by_what_is_read, counts_twice, counts_and_gives)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
+@pytest.mark.parametrize("function", COUNTING, ids=lambda f: f.__name__)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_counts(
+    function: Any, dtype: torch.dtype, registered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The count of batches of a layer, which one kernel renews for all of them."""
+    on_lanes(monkeypatch)
+    monkeypatch.setattr(replayed, "tvm_tensor", borrowed)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    w, found = torch.randn(3, 3, requires_grad=True), list[list[torch.Tensor]]()
+    draws = torch.randn(9, 3, 3)
+    for call in (torch.compile(function, backend=compiler.backend), function):
+        count, seen = torch.full((2,), 5, dtype=dtype)[:1], list[torch.Tensor]()
+        for x in draws:
+            outs = call(x, w, count)
+            outs = outs if isinstance(outs, tuple) else (outs,)
+            seen += [*(out.detach().clone() for out in outs), count.clone()]
+            seen += torch.autograd.grad(outs[0].sum(), [w])
+        found.append(seen)
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other)
+    assert [graph.reason for graph in compiled_graphs()[-2:]] == ["", ""]
+
+
+def test_counts_are_no_part_of_the_graph(registered: None) -> None:
+    torch._dynamo.reset()
+    layers = [torch.nn.Conv2d(2, 2, 1), torch.nn.BatchNorm2d(2), torch.nn.BatchNorm2d(2)]
+    net = torch.nn.Sequential(*layers).double()
+    graphs: list[Any] = []
+
+    def seen(graph: Any, inputs: Any) -> Any:
+        from torch._functorch.aot_autograd import make_boxed_func
+
+        graphs.append(without_writes(graph))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        keep_inference_input_mutations=True, fw_compiler=seen, bw_compiler=seen,
+        inference_compiler=seen,
+    )  # fmt: skip
+    torch.compile(net, backend=backend)(torch.randn(3, 2, 4, 4, dtype=torch.float64))
+    (graph, writes) = graphs[0]
+    assert (len(writes.copied), len(writes.counted), writes.steps) == (4, 2, [1, 1])
+    assert not any(node.meta["val"].dtype == torch.int64 for node in graph.graph.nodes if node.users
+                   and isinstance(node.meta.get("val"), torch.Tensor))  # fmt: skip
