@@ -3,10 +3,11 @@
     python -m benchmarks.gpu_sides SIDES '{"model": …, "batch": …, "image": …, "dtype": …}'
 
 Prints a line of JSON for each side.  A side is `ours`, compiled as a whole, of which it times the
-calls and, on a GPU, the replays of one CUDA graph; `step`, `relay_wgrad.torch.TrainingStep`; or
-PyTorch's: `eager`, `compile` (`torch.compile`), `graphs` (mode "reduce-overhead").  Each computes
-the loss and the gradients of all parameters from the same weights and batch: NHWC, tf32 allowed in
-"tf32", autocast or `step_module`'s mixed precision in halves, a loss scale in "f16".  Several of
+calls and, on a GPU, the replays of one CUDA graph; `step`, `relay_wgrad.torch.TrainingStep`;
+`backend`, `torch.compile(backend="relay_wgrad")`; or PyTorch's: `eager`, `compile`
+(`torch.compile`), `graphs` (mode "reduce-overhead").  Each computes the loss and the gradients of
+all parameters from the same weights and batch: NHWC, tf32 allowed in "tf32", autocast or
+`step_module`'s mixed precision in halves, a loss scale in "f16".  Several of
 PyTorch's in one process share the algorithms that cuDNN chose.
 
 What needs no GPU is done before the process asks for its turn (`benchmarks.gpu_turns`): ours up
@@ -44,13 +45,13 @@ HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 DTYPES = ("tf32", "f32", *HALVES)
 PYTORCH = ("eager", "compile", "graphs")
 OURS = ("ours", "cudnn")  # as a trainer's step, and without our own convolution kernels
-SIDES = (*OURS, *PYTORCH, "step")
+SIDES = (*OURS, *PYTORCH, "step", "backend")
 # How our side's libraries are chosen; "first": our own kernels where they are known to be faster.
 LIBRARIES = {
     "first": ("cuda_direct", "cudnn"), "cudnn": ("cudnn",), "measured": ("cudnn", "cutlass"),
 }  # fmt: skip
 SCALE = 1024.0
-ROUNDS, WARM = 7, 3
+ROUNDS, WARM = 7, 10  # a graph is captured some calls after the first
 ROUND_MS, MOST_CALLS = 60.0, 8  # a round is long enough for its calls' times to be even
 
 
@@ -157,11 +158,14 @@ def _functions(
 
     found: dict[str, Any] = {}
     for side in sides:
-        if side == "step":
+        if side in ("step", "backend"):
             import relay_wgrad
             import relay_wgrad.torch as rt
 
             relay_wgrad.register()
+        if side == "backend":
+            found[side] = torch.compile(eager, backend="relay_wgrad", dynamic=False)
+        elif side == "step":
             with torch.autocast(device, HALVES.get(row.dtype), enabled=row.dtype in HALVES):
                 found[side] = rt.TrainingStep(module, x, loss="cross_entropy")
         else:
@@ -172,7 +176,7 @@ def _functions(
 def pytorch(
     sides: Sequence[str], row: Row, built: Built, device: str, turns: Turns
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """PyTorch's sides, or `step`."""
+    """PyTorch's sides, or one of ours within PyTorch."""
     memory, batch = Memory(device), batch_of(row, built)
     with turns.short():
         settings(row.dtype)

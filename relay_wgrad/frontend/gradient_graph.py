@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tvm.ir import IRModule
@@ -62,14 +63,24 @@ class GradientGraph:
 
     def results(self, inputs: Sequence[Any], made: Sequence[Any], copy: Any = None) -> list[Any]:
         """The graph's results, from its inputs and what `main` gave; `copy` makes copies."""
-        of = {"result": made, "input": inputs}
-        found: list[Any] = []
-        for kind, value in self.outputs:
-            if kind in of:
-                found.append(of[kind][value])
-            elif kind == "value":
-                found.append(value)
-            else:
-                one = of[kind.removeprefix("copy of ")][value]
-                found.append(one if copy is None else copy(one))
+        places, copied, values = self._sources
+        known = [*inputs, *values, *made]
+        found = [known[i] for i in places]
+        if copy is not None:
+            for i in copied:
+                found[i] = copy(found[i])
         return found
+
+    @cached_property
+    def _sources(self) -> tuple[list[int], list[int], list[Any]]:
+        """(each result's place among inputs, values and what `main` gives; which are copied; the
+        values)."""
+        values = [value for kind, value in self.outputs if kind == "value"]
+        of_value = iter(range(len(self.inputs), len(self.inputs) + len(values)))
+        first = {"input": 0, "result": len(self.inputs) + len(values)}
+        places = [
+            next(of_value) if kind == "value" else first[kind.removeprefix("copy of ")] + value
+            for kind, value in self.outputs
+        ]
+        copied = [i for i, (kind, _) in enumerate(self.outputs) if kind.startswith("copy")]
+        return places, copied, values

@@ -322,6 +322,7 @@ class _Program:
         report.sizes += 1
         self._function: Any = None
         self._own, self._stands = set[int](), None
+        self._turned = [i for i, is_last in enumerate(made.last[1]) if is_last]
         self._turns = Turns(self.device)
         if not any(result.kind == "result" for result in made.outputs):
             return
@@ -364,8 +365,8 @@ class _Program:
                 self.report.captured = self._function.is_graph
                 if token is None:
                     self._unshare(made, read)
-                again = token is not None
-                made = [self._as_asked(i, x, again) for i, x in enumerate(made)]
+                for i in self._turned:
+                    made[i] = self._as_asked(i, made[i], token is not None)
                 found = self.made.results(inputs, made, copy=torch.clone)
                 return self._writes.done(inputs, found)
         return self._writes.done(inputs, self.made.results(inputs, made, copy=torch.clone))
@@ -379,10 +380,8 @@ class _Program:
             seen.add(x.data_ptr())
 
     def _as_asked(self, i: int, x: torch.Tensor, again: bool) -> torch.Tensor:
-        """A result as it lies in the graph, and no view, which AOTAutograd would keep another
-        tensor of; `again`: the same tensor where it is the same one in each call."""
-        if not self.made.last[1][i]:
-            return x
+        """A result whose channels are last as it lies in the graph, and no view, which AOTAutograd
+        would keep another tensor of; `again`: the same one where its memory is."""
         # Whoever holds the tensor that stands for the others has what all of them hold.
         if not again or i in self._own or i == self._stands:
             return x.permute(0, 3, 1, 2).data

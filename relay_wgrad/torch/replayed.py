@@ -18,7 +18,7 @@ import torch
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .several import copies, copy_each
+from .several import Copies, copy_each
 
 Addresses = AbstractSet[int]
 
@@ -102,12 +102,13 @@ class Replayed:
         self._launch: Callable[[], None] | None = None
         self._moving: set[int] = set()  # operands that a graph has missed
         self._places: list[tuple[int, torch.Tensor]] = []  # of a graph: where operands are copied
-        self._fixed: list[tuple[int, int, Any]] = []  # and where the others lie, in which order
+        self._fixed: list[_Lying] = []  # and where the others lie
         self._known: list[tuple[int, torch.Tensor]] = []  # private ones
         self._addresses: Addresses = set()
         self._results: list[Any] = []
         self._copied: dict[int, torch.Tensor] = {}  # those that get memory of their own
-        self._same: dict[int, torch.Tensor] = {}  # those that are the same tensors each time
+        self._copies = Copies([])
+        self._same: list[Any] = []  # all, of which those are the same tensors each time
         self._out: list[StorageWeakRef] = []  # who has the results
 
     @property
@@ -141,17 +142,16 @@ class Replayed:
 
     def _lie(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether operands lie where the graph reads them, as it reads them."""
-        if any(given[i] is not x for i, x in self._known):
-            return False
-        for i, at, order in self._fixed:
-            x = given[i]
-            if x.data_ptr() != at or not x.is_contiguous(memory_format=order) or x.is_neg():
-                return False
-        return True
+        return all(given[i] is x for i, x in self._known) and all(
+            some.lie(given) for some in self._fixed
+        )
 
     def _missed(self, args: Sequence[torch.Tensor]) -> None:
         """Decides what becomes of a graph whose operands are elsewhere."""
-        elsewhere = [i for i, at, _ in self._fixed if args[i].data_ptr() != at]
+        elsewhere = [
+            i for some in self._fixed
+            for i, at in zip(some.places, some.addresses, strict=True) if args[i].data_ptr() != at
+        ]  # fmt: skip
         elsewhere += [i for i, x in self._known if args[i].data_ptr() != x.data_ptr()]
         self._misses += 1
         size = sum(args[i].nbytes for i in elsewhere)
@@ -194,20 +194,26 @@ class Replayed:
                 (i, x.permute(0, 3, 1, 2) if last[i] else x)
                 for i, x in enumerate(fixed) if i in moving
             ]  # fmt: skip
-            orders = (torch.contiguous_format, torch.channels_last)
             stay = [i for i in range(len(args)) if i not in moving]
             self._known = [(i, asked[i]) for i in stay if i in self._private]
+            fixed_places = [i for i in stay if i not in self._private]
             self._fixed = [
-                (i, args[i].data_ptr(), orders[last[i]]) for i in stay if i not in self._private
+                _Lying(some, [args[i].data_ptr() for i in some], order)
+                for some, order in (
+                    ([i for i in fixed_places if not last[i]], torch.contiguous_format),
+                    ([i for i in fixed_places if last[i]], torch.channels_last),
+                )
             ]
             self._addresses = {args[i].data_ptr() for i in stay if args[i].numel()}
             self._copied = {
                 i: _torch(x) for i, x in enumerate(self._results)
                 if i in self._own or (not self._token and math.prod(map(int, x.shape)) == 1)
             }  # fmt: skip
-            self._same = {} if not self._token else {
-                i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied
-            }  # fmt: skip
+            self._copies = Copies([*self._copied.values()])
+            self._same = [
+                None if i in self._copied or not self._token else _torch(x)
+                for i, x in enumerate(self._results)
+            ]
         if self._tries >= TRIES and self._launch is None:
             self._lane = None
             self._told(f"its calls are not one CUDA graph: {why:.300}")
@@ -217,23 +223,47 @@ class Replayed:
         if self._places:
             copy_each([p for _, p in self._places], [given[i] for i, _ in self._places])
         self._launch()
-        operands, token = given, None
+        operands, token, results = given, None, self._same.copy()
         if not self._token:
-            made = {i: _torch(x) for i, x in enumerate(self._results) if i not in self._copied}
-            self._out = [StorageWeakRef(x.untyped_storage()) for x in made.values()]
+            for i, x in enumerate(self._results):
+                if i not in self._copied:
+                    results[i] = _torch(x)
+            mine = [x for x in results if x is not None]
+            self._out = [StorageWeakRef(x.untyped_storage()) for x in mine]
         else:
-            made = {**self._same}
             if self._stands is None:
                 token = torch.empty(1)
             else:
-                token = made[self._stands] = _torch(self._results[self._stands])
-            self._out = [StorageWeakRef(token.untyped_storage())] if self._same else []
+                token = results[self._stands] = _torch(self._results[self._stands])
+            shares = len(self._copied) < len(results)
+            self._out = [StorageWeakRef(token.untyped_storage())] if shares else []
             if self._places:
                 read = dict(self._places)
                 operands = [read.get(i, x) for i, x in enumerate(given)]
-        made.update(zip(self._copied, copies([*self._copied.values()]), strict=True))
-        results = [made[i] for i in range(len(made))]
+        for i, x in zip(self._copied, self._copies(), strict=True):
+            results[i] = x
         return Call(results, self._addresses, operands, token)
+
+
+class _Lying(NamedTuple):
+    """Operands of one memory order: their places among all, and the addresses where they lie."""
+
+    places: list[int]
+    addresses: list[int]
+    order: torch.memory_format
+
+    def lie(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether those given lie there in that order; loops in C, since there are hundreds."""
+        some = [given[i] for i in self.places]
+        if self.order is torch.contiguous_format:
+            dense = all(map(torch.Tensor.is_contiguous, some))
+        else:
+            dense = all(x.is_contiguous(memory_format=self.order) for x in some)
+        return (
+            dense
+            and [*map(torch.Tensor.data_ptr, some)] == self.addresses
+            and not any(map(torch.Tensor.is_neg, some))
+        )
 
 
 def tvm_tensor(tensor: torch.Tensor) -> Any:

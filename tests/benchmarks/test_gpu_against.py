@@ -129,8 +129,9 @@ def test_sides_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_models, "CLASSES", 5)
     row = Row("unet", 2, 6, "f32")
     sides = dict(gpu_sides.measure(("ours", "eager"), row, "cpu"))
-    sides |= gpu_sides.measure(("step",), row, "cpu")
-    assert list(sides) == ["ours", "eager", "step"]
+    for one in ("step", "backend"):
+        sides |= gpu_sides.measure((one,), row, "cpu")
+    assert list(sides) == ["ours", "eager", "step", "backend"]
     assert not disagreements([{"model": "tiny", "dtype": "f32", "sides": sides}], 1e-4)
     assert all(figures["ms"] > 0 for figures in sides.values())
 
