@@ -34,7 +34,7 @@ from .ast import (
     children,
 )
 from .boxed_values import plain
-from .ops import REGISTRY
+from .records import REGISTRY
 from .types import TYPES, Type, TypeRelation
 
 _LEAVES = (Constant, GlobalVar, Op, Constructor)

@@ -18,7 +18,7 @@ from .ast import RefCreate as RefCreate
 from .ast import RefRead as RefRead
 from .ast import RefWrite as RefWrite
 from .ast import Tuple as Tuple
-from .ops.attributes import KINDS
+from .records.attributes import KINDS
 from .rewrite import rewrite
 from .spans import Span
 from .types import TYPES, Dim, TensorType, Type

@@ -38,8 +38,8 @@ from .ast import (
     Var,
 )
 from .iterative_walks import run
-from .ops import lookup, show
-from .ops.input_types import argument_types
+from .records import lookup, show
+from .records.input_types import argument_types
 from .rewrite import rewrite
 from .types import FuncType, IncompleteType, RelayRefType, TensorType, TupleType, Type, with_dims
 from .types import bound as bound_sizes

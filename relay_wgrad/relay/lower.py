@@ -36,10 +36,10 @@ from .computable import refused
 from .infer import agree, fail, infer_module, place
 from .iterative_walks import run
 from .memory import LARGEST, Widest
-from .ops import lookup, show
-from .ops.constant_operands import check_values
-from .ops.empty import check_size, of_nothing
-from .ops.table import constant_value, with_name
+from .records import lookup, show
+from .records.constant_operands import check_values
+from .records.empty import check_size, of_nothing
+from .records.table import constant_value, with_name
 from .sizes import Sizes, identifier, measured, settled
 from .sizes import relax_type as relax_type
 from .surface import reason

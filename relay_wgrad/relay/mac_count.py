@@ -9,7 +9,7 @@ from typing import Any
 from .ast import Call, Expr, Op, post_order
 from .infer import place
 from .layout_rules.named import Layout
-from .ops import lookup
+from .records import lookup
 from .types import TensorType
 
 

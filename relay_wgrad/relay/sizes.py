@@ -25,7 +25,7 @@ from .dims import (
     substituted,
     variables,
 )
-from .ops import RelayOp, show
+from .records import RelayOp, show
 from .types import TensorType, TupleType, Type, bound, with_dims
 
 

@@ -21,11 +21,11 @@ from typing import Any
 from ...layouts import swap_io
 from ...problem import transposed_size
 from ..ast import Call, Expr, Op
-from ..ops import REGISTRY, lookup, show
-from ..ops.blocked_layouts import plain
-from ..ops.conv import in_groups, multiplier
-from ..ops.table import Call as Site
-from ..ops.windows import each, ends, rank_of
+from ..records import REGISTRY, lookup, show
+from ..records.blocked_layouts import plain
+from ..records.conv import in_groups, multiplier
+from ..records.table import Call as Site
+from ..records.windows import each, ends, rank_of
 from . import one_dimension
 from .common import Rule, attributes, call, refuse, reshape, transpose, type_of
 

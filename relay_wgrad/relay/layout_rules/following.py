@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ops import REGISTRY, RelayOp
-from ..ops.facts import OpPattern
+from ..records import REGISTRY, RelayOp
+from ..records.facts import OpPattern
 from ..types import TensorType, Type
 from .convert import ROLES
 from .named import Layout, Layouts, like

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ops.blocked_layouts import Axes, axes_of, factor
+from ..records.blocked_layouts import Axes, axes_of, factor
 
 
 @dataclass(frozen=True)

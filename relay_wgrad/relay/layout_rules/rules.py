@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ast import Call, Constant, Expr, MetaAttrs, Op, Tuple
 from ..make import call
-from ..ops import REGISTRY, lookup
+from ..records import REGISTRY, lookup
 from ..types import Dim, TensorType
 from .site import Site, original, with_args
 from .values import Order, State, Value, arranged, has_known_sizes, old_order, without

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..ast import Call, Expr, Op, Tuple
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..types import TensorType, TupleType, Type
 from .values import Fields, Opaque, Order, Results, State, Value, old_order
 

@@ -21,7 +21,7 @@ from ...releases import Release
 from ..ast import MetaAttrs, Op
 from ..boxed_values import plain
 from ..errors import Complaint
-from ..ops import REGISTRY
+from ..records import REGISTRY
 from ..types import TensorType, Type
 from .attribute_kinds import FIELDS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ast import Call, Expr, Function, Op
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..rewrite import rewrite
 from ..types import TensorType
 from .simplify_inference import along

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..ast import Call, Expr, Function, Op, Var, children, post_order
 from ..iterative_walks import order
-from ..ops import lookup
+from ..records import lookup
 from ..rewrite import over
 from ..types import TensorType
 from .combine_families import Branch, Family, Group, ndim_of, shape_of

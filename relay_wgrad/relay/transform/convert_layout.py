@@ -35,8 +35,8 @@ from ..layout_rules.own import is_own
 from ..layout_rules.rules import MAKERS, RULES
 from ..layout_rules.site import Site, original, with_args
 from ..layout_rules.values import Fields, Opaque, Order, Results, State, Value, as_state
-from ..ops import lookup
-from ..ops.hooks import CONVERT_LAYOUT
+from ..records import lookup
+from ..records.hooks import CONVERT_LAYOUT
 from ..rewrite import over, rewrite
 from ..types import TensorType, TupleType
 from ..variables import free_vars

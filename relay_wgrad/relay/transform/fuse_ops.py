@@ -19,8 +19,8 @@ from ..ast import (
     post_order,
 )
 from ..infer import fail
-from ..ops import REGISTRY
-from ..ops.annotation import STOP
+from ..records import REGISTRY
+from ..records.annotation import STOP
 from ..rewrite import over, rewrite
 from .fusion_groups import Node, groups
 from .user_hooks import is_kernel

@@ -37,8 +37,8 @@ from ..ast import (
 from ..infer import agree, fail, infer_expr, infer_module, infer_types, place
 from ..iterative_walks import order
 from ..make import call
-from ..ops import show
-from ..ops.hooks import GRADIENTS
+from ..records import show
+from ..records.hooks import GRADIENTS
 from ..rewrite import rewrite
 from ..surface import check_relay_module
 from ..types import FuncType, TensorType, TupleType, Type

@@ -25,8 +25,8 @@ from ..ast import Call, Expr, Function, IRModule, Op
 from ..infer import place
 from ..make import call
 from ..op.registration import get_attr
-from ..ops import show
-from ..ops.hooks import LEGALIZE, PACKAGE_LEVEL
+from ..records import show
+from ..records.hooks import LEGALIZE, PACKAGE_LEVEL
 from ..rewrite import rewrite
 from ..types import TensorType, Type
 from .user_hooks import attributes, kernels, replacement

@@ -21,7 +21,7 @@ from ..ast import (
     children,
 )
 from ..iterative_walks import order
-from ..ops.annotation import BEGIN, END
+from ..records.annotation import BEGIN, END
 from ..rewrite import over, rewrite
 from ..types import TupleType
 from .annotate_target import DEFAULT, mark_of, marked

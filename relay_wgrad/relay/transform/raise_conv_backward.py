@@ -34,7 +34,7 @@ from ..ast import Call, Expr, Function, IRModule, Let, Op, Var, children, post_o
 from ..infer import unified
 from ..iterative_walks import order
 from ..make import call as make_call
-from ..ops import lookup, show
+from ..records import lookup, show
 from ..rewrite import rewrite
 from .normal_forms import without_lets
 from .relax_blocks import Block, relax_blocks, type_of

@@ -11,7 +11,7 @@ import numpy as np
 from ...ops.elementwise import BINARY, by
 from ..ast import Call, Constant, Expr, Function, MetaAttrs, Op
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..rewrite import over, rewrite
 from ..types import TensorType
 from .simplify_rules import RULES, Known

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ast import Call, Constant, Expr, Function, Op, Tuple, TupleGetItem
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..rewrite import rewrite
 from ..text.literals import ARRAY_DTYPES
 from ..types import TensorType, Type

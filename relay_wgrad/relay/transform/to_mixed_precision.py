@@ -32,7 +32,7 @@ from ..ast import (
 from ..infer import fail, place
 from ..iterative_walks import order
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..rewrite import over
 from ..types import TensorType, TupleType, Type
 from .context import option

@@ -20,7 +20,7 @@ from ..ast import (
     post_order,
 )
 from ..infer import agree, infer_expr, place
-from ..ops import REGISTRY, lookup, show
+from ..records import REGISTRY, lookup, show
 from ..rewrite import rewrite
 
 _LEAVES = (Op, GlobalVar, Constant)

@@ -15,7 +15,7 @@ from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.ast import MetaAttrs
 from relay_wgrad.relay.boxed_values import BoxInt, plain
-from relay_wgrad.relay.ops import lookup
+from relay_wgrad.relay.records import lookup
 from relay_wgrad.relay.rewrite import rewrite
 from relay_wgrad.relay.text import metadata_writer, printer
 from relay_wgrad.relay.text.metadata_writer import MetaTable

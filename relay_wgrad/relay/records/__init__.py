@@ -1,6 +1,6 @@
 """Relay's operators on Relax: one table from name to attributes, type relation and builder.
 
-    from relay_wgrad.relay.ops import lookup
+    from relay_wgrad.relay.records import lookup
     op = lookup("nn.conv2d")
     op.infer([data_type, weight_type], {"padding": [1, 1, 1, 1]})
 

@@ -12,7 +12,7 @@ from tvm import relax
 
 from relay_wgrad import relay
 from relay_wgrad.relay.lower import lower
-from relay_wgrad.relay.ops import REGISTRY, REQUIRED, Attr, lookup
+from relay_wgrad.relay.records import REGISTRY, REQUIRED, Attr, lookup
 from relay_wgrad.relay.types import ANY, TensorType, TupleType, Type
 from tests.support.fast import FAST
 

@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from relay_wgrad.relay.ops import REGISTRY, lookup, show
+from relay_wgrad.relay.records import REGISTRY, lookup, show
 from relay_wgrad.relay.types import TensorType, TupleType, Type
 from relay_wgrad.transform import grad
 from tests.fixtures.relay.inputs import load

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay_wgrad.relay.ops import REGISTRY, REQUIRED, Attr, RelayOp
+from relay_wgrad.relay.records import REGISTRY, REQUIRED, Attr, RelayOp
 from tests.support.relay.gradients import differentiable
 from tests.support.relay.op_cases import CASES
 

@@ -13,7 +13,7 @@ from relay_wgrad import relay
 from relay_wgrad.relay.ast import Call, Function, IRModule, Op
 from relay_wgrad.relay.infer import infer_expr
 from relay_wgrad.relay.lower import lower
-from relay_wgrad.relay.ops import lookup
+from relay_wgrad.relay.records import lookup
 from relay_wgrad.relay.types import ANY, TensorType, TupleType
 from tests.support.fast import FAST
 from tests.support.relay.run_cases import CASES

@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 import relay_wgrad
-from relay_wgrad.relay.ops import REGISTRY, lookup
+from relay_wgrad.relay.records import REGISTRY, lookup
 from relay_wgrad.relay.types import TensorType, TupleType
 from relay_wgrad.transform import grad
 from tests.support.chosen import cases_of
