@@ -40,7 +40,7 @@ from relay_wgrad.argument_types import truth
 from relay_wgrad.ir import expressions, is_taken
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation, swap_io
 from relay_wgrad.ops.algebra import DGRAD_NAME, WGRAD_NAME
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from relay_wgrad.problem import ConvProblem, transposed_size
 from relay_wgrad.registry import upstream_rule
 from relay_wgrad.relation import as_size

@@ -15,9 +15,9 @@ from typing import Any
 from tvm import relax
 
 from relay_wgrad.argument_types import of_type
-from relay_wgrad.graph.view import Graph
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.keys import OPTIONS, SYMBOL
-from relay_wgrad.ops.view import problem_of
+from relay_wgrad.ops.call_problem import problem_of
 from relay_wgrad.problem import ConvProblem
 
 from ..fused import STEPS, conv_and_steps

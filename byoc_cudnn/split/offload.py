@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import tvm
 from tvm import relax
 
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import bound, rebuilt
-from relay_wgrad.graph.view import Graph
 from relay_wgrad.graph.walk import Block
 from relay_wgrad.ir import expressions, op_name
 from relay_wgrad.keys import COMPOSITE, PROBLEM, ROW
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..backends.base import Backend, Row

@@ -12,9 +12,9 @@ from pathlib import PurePath
 import tvm_ffi
 from tvm import relax
 
-from relay_wgrad.graph.view import Graph
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import op_name
-from relay_wgrad.ops.view import family_def
+from relay_wgrad.ops.call_problem import family_def
 from relay_wgrad.problem import ConvKind
 
 ConvOf = Callable[[relax.Expr], "relax.Call | None"]

@@ -20,7 +20,7 @@ from .. import output, registry
 from ..cores import configure_threads
 from ..display import Display, print_whole, warn
 from ..frontend import to_onnx
-from ..inspection.partial import left_out
+from ..inspection.partial_training import left_out
 from ..problem import ConvProblem
 from ..training import state
 from ..training.devices import place

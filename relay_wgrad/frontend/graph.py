@@ -12,8 +12,8 @@ from tvm.ir import IRModule
 
 from ..argument_types import whole
 from ..transform.size_checks import without_check
-from .partial import Choice, Patterns
 from .sizes import Limits, Open, Size, at, is_open
+from .trainable import Choice, Patterns
 from .weights import Array, as_array
 
 Distribution = tuple[str, float] | tuple[str, float, float]

@@ -27,7 +27,7 @@ from ..ranks import OWN, named
 from ..relation import Relation
 from .algebra import DGRAD_KEYS, DGRADS, dgrad_call, get_op, operands
 from .conv import Ints
-from .dedicated import dedicated
+from .gradient_records import dedicated
 
 
 class BackwardData(Protocol):

@@ -26,7 +26,7 @@ from ..ranks import OWN, named
 from ..relation import Relation
 from .algebra import WGRAD_KEYS, WGRADS, get_op, operands, wgrad_call
 from .conv import Ints
-from .dedicated import dedicated
+from .gradient_records import dedicated
 
 
 class BackwardWeight(Protocol):

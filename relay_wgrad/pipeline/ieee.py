@@ -22,7 +22,7 @@ from tvm_ffi import structural_map, structural_walk
 
 from .. import keys
 from .bfloat16 import rounded
-from .functions import right_function
+from .math_functions import right_function
 
 _WORDS = {"float32": "int32", "float64": "int64"}
 _OF_BITS = {"float32": "__int_as_float", "float64": "__longlong_as_double"}

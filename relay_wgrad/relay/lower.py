@@ -32,7 +32,6 @@ from .ast import (
     post_order,
 )
 from .branches import Branch, Captured, are_known, is_static, write_choice
-from .computable import refused
 from .infer import agree, fail, infer_module, place
 from .iterative_walks import run
 from .memory import LARGEST, Widest
@@ -44,6 +43,7 @@ from .sizes import Sizes, identifier, measured, settled
 from .sizes import relax_type as relax_type
 from .surface import reason
 from .types import FuncType, TensorType, TupleType, Type, has_variables
+from .uncomputed_constructs import refused
 
 _DEPTH = 200  # of calls of functions within functions
 _BRANCHES = 50  # of `if` within `if`

@@ -20,7 +20,7 @@ from ..locks import lock
 from ..problem import ConvKind, ConvProblem
 from ..ranks import OWN
 from ..rules import out_size
-from . import cache, cuda_kernels, narrow
+from . import cache, cuda_kernels, mostly_padding
 from .cache import Kernel, Slot, clock
 
 # (strides, padding (top, left, bottom, right), dilation, groups); of volumes with depth first
@@ -282,7 +282,8 @@ def _kernel(key: Any) -> tuple[Any, Slot]:
         slot = kept.find(key)
         if slot is None:
             whose: list[str] = []
-            slot = kept.add(key, narrow.kernel(problem, _builder(device, options, shared, whose)))
+            build = _builder(device, options, shared, whose)
+            slot = kept.add(key, mostly_padding.kernel(problem, build))
             slot.what = ", ".join(dict.fromkeys(whose))
         return key, slot
 

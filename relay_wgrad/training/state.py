@@ -6,7 +6,7 @@
 Tensors are `param.<name>` and `optimizer.<index>`; the metadata has the rest as text.  Needs the
 extra `safetensors`.
 
-A training of other parameters (`frontend.partial`) goes on from it too: what was trained before
+A training of other parameters (`frontend.trainable`) goes on from it too: what was trained before
 keeps its part of the optimizer's state, what was not starts with none.
 """
 

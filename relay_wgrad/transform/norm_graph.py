@@ -10,8 +10,8 @@ from typing import Any
 from tvm import relax
 
 from ..dtypes import HALVES
+from ..graph.def_use import Graph
 from ..graph.match import Constant, OneOf, call, match
-from ..graph.view import Graph
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of
 from ..ops.batch_norm import dtype_of

@@ -29,8 +29,8 @@ import tvm
 from tvm import relax
 
 from ..attrs import ConvAttrs
+from ..graph.def_use import Graph
 from ..graph.rebuild import Names, Writer, rebuilt, without_unused
-from ..graph.view import Graph
 from ..graph.walk import functions_in
 from ..ir import is_taken, op_name
 from ..layout_rules.in_layout import sizes_of

@@ -14,7 +14,7 @@ from typing import Protocol
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from . import machine, warps
+from . import launch_time, tensor_cores
 from .family import Family, Numbers
 
 MOST_TAPS = 7  # along an axis
@@ -100,7 +100,7 @@ def accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p = problem
     if p.groups != p.c or p.k != p.c:
         return no(f"groups={p.groups} of C={p.c} and K={p.k}: not one filter for each channel")
-    if not (decision := warps.accepts(p, "depthwise ones on tensor cores")):
+    if not (decision := tensor_cores.accepts(p, "depthwise ones on tensor cores")):
         return decision
     if max(p.strides) > (2 if p.kind is ConvKind.FPROP else 1) or max(p.dilation) > 1:
         return no(f"strides={p.strides} dilation={p.dilation}: not on tensor cores")
@@ -175,11 +175,11 @@ def took(
     """
     p, busy = problem, 0.0
     begin = _BEGIN + more + _TAP * p.r * p.s * (p.kind is ConvKind.WGRAD)
-    full, left = divmod(_ceil(blocks, machine.MULTIPROCESSORS), z.fit)
+    full, left = divmod(_ceil(blocks, launch_time.MULTIPROCESSORS), z.fit)
     for together, times in ((z.fit, full), (left, 1 if left else 0)):
         busy += times * (steps * together * z.channels / 4 * step + begin)
     memory = tensor_bytes(p, z) / _BANDWIDTH[p.kind]
-    return warps.us(p, math.hypot(busy / machine.CLOCK, memory))
+    return tensor_cores.us(p, math.hypot(busy / launch_time.CLOCK, memory))
 
 
 def _shapes(problem: ConvProblem, shared: int) -> Iterator[Bands]:
@@ -190,14 +190,14 @@ def _shapes(problem: ConvProblem, shared: int) -> Iterator[Bands]:
         for ahead in ahead_of(p, channels) if p.strides[0] == 1 else (4, 3):
             z = Bands(channels, p.r, p.s, p.strides[0], top, left, across, images, ahead, 1)
             size = z.shared(p.kind)
-            fit = machine.REGISTERS // (z.threads * z.registers(p.kind))
-            fit = min(fit, machine.SHARED // (size + 1024), 8)
+            fit = launch_time.REGISTERS // (z.threads * z.registers(p.kind))
+            fit = min(fit, launch_time.SHARED // (size + 1024), 8)
             if size <= shared and fit:
                 yield replace(z, fit=fit)
 
 
 def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
-    return [z.numbers for z in _shapes(problem, warps.SHARED[arch])]
+    return [z.numbers for z in _shapes(problem, tensor_cores.SHARED[arch])]
 
 
 def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
@@ -209,13 +209,13 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     for cut in range(1, rows + 1):  # `band_rows` of bands_rows.h
         chunk = _ceil(rows, cut)
         many = beside * _ceil(rows, chunk)
-        cost = _ceil(many, machine.MULTIPROCESSORS) * (chunk + z.under_way - 1 + 3)
+        cost = _ceil(many, launch_time.MULTIPROCESSORS) * (chunk + z.under_way - 1 + 3)
         if cut == 1 or cost < least:
             least, steps, blocks = cost, chunk + z.under_way - 1, many
     return took(p, z, steps, blocks, z.step(p.kind))
 
 
 FAMILY = Family(
-    "depthwise_bands", (*warps.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h"),
-    accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    "depthwise_bands", (*tensor_cores.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h"),
+    accepts, _candidates, _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

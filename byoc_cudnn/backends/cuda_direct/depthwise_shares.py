@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, replace
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import Decision, no
-from . import depthwise_bands, machine, warps
+from . import depthwise_bands, launch_time, tensor_cores
 from .family import Family, Numbers
 
 _CHANNELS = (32, 24, 16)  # of a block, four for each of its warps
@@ -90,14 +90,14 @@ def _shapes(problem: ConvProblem, shared: int) -> Iterator[Shares]:
         for ahead in depthwise_bands.ahead_of(p, channels):
             z = Shares(channels, p.r, p.s, top, left, across, images, ahead, 1)
             size = z.shared(p.kind)
-            fit = machine.REGISTERS // (z.threads * z.registers(p.kind))
-            fit = min(fit, machine.SHARED // (size + 1024), 8)
+            fit = launch_time.REGISTERS // (z.threads * z.registers(p.kind))
+            fit = min(fit, launch_time.SHARED // (size + 1024), 8)
             if size <= shared and fit:
                 yield replace(z, fit=fit)
 
 
 def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
-    return [z.numbers for z in _shapes(problem, warps.SHARED[arch])]
+    return [z.numbers for z in _shapes(problem, tensor_cores.SHARED[arch])]
 
 
 def _ceil(a: int, b: int) -> int:
@@ -106,7 +106,7 @@ def _ceil(a: int, b: int) -> int:
 
 def share(tiles: int, rows: int, slabs: int, fit: int, ramp: int, light: int) -> int:
     """`share_of` of shares_rows.h."""
-    most = max(1, machine.MULTIPROCESSORS * fit // slabs)
+    most = max(1, launch_time.MULTIPROCESSORS * fit // slabs)
     whole, part = _ceil(tiles, most), _ceil(tiles * rows, most)
     one = 2 * whole * rows + whole * light
     return whole * rows if one <= 2 * (part + ramp) + part // rows * light else part
@@ -128,7 +128,7 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
 
 FAMILY = Family(
     "depthwise_shares",
-    (*warps.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h", "shares_rows.h",
+    (*tensor_cores.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h", "shares_rows.h",
      "shares_image.h", "shares_weight.h"),
-    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    _accepts, _candidates, _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, replace
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from . import machine, warps
+from . import launch_time, tensor_cores
 from .family import Family, Numbers, sized
 
 MOST_CHANNELS, MOST_TAPS, MOST_STRIDE = 4, 16, 16  # taps along an axis
@@ -108,8 +108,8 @@ class First:
 
     def resident(self, kind: ConvKind) -> int:
         """Blocks that run at once on a multiprocessor."""
-        by_registers = machine.REGISTERS // (128 * _ceil(self.warps, 4) * self.registers(kind))
-        return max(1, min(4, machine.SHARED // (self.shared(kind) + 1024), by_registers))
+        by_registers = launch_time.REGISTERS // (128 * _ceil(self.warps, 4) * self.registers(kind))
+        return max(1, min(4, launch_time.SHARED // (self.shared(kind) + 1024), by_registers))
 
 
 def _ceil(a: int, b: int) -> int:
@@ -122,7 +122,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
         return no(f"C={p.c} of {p.groups} groups: first layers have up to {MOST_CHANNELS} channels")
     if p.kind is ConvKind.DGRAD:
         return no(f"C={p.c}: there is no kernel for the gradient of an image")
-    if not (decision := warps.accepts(p, "first layers")):
+    if not (decision := tensor_cores.accepts(p, "first layers")):
         return decision
     if p.k % 8:
         return no(f"K={p.k}: filters of first layers do not come by 8")
@@ -136,7 +136,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     if max(p.padding) > 2 * MOST_TAPS:
         return no(f"padding={p.padding}: of first layers up to {2 * MOST_TAPS}")
     known = sized(p)
-    if next(shapes(known, min(warps.SHARED.values())), None):
+    if next(shapes(known, min(tensor_cores.SHARED.values())), None):
         return YES
     return no(
         f"{p.k} filters of {p.r}x{p.s}x{p.c}: more than shared memory and a block's sums hold"
@@ -151,7 +151,7 @@ def shapes(problem: ConvProblem, shared: int) -> Iterator[First]:
         fits = shape.shared(problem.kind) <= shared and shape.registers(problem.kind) <= _REGISTERS
         if (
             fits
-            and 128 * _ceil(shape.warps, 4) * shape.registers(problem.kind) <= machine.REGISTERS
+            and 128 * _ceil(shape.warps, 4) * shape.registers(problem.kind) <= launch_time.REGISTERS
         ):
             found.setdefault(shape)
     yield from found
@@ -214,7 +214,7 @@ def _sums(problem: First) -> list[tuple[int, int]]:
 
 
 def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
-    return [astuple(shape) for shape in shapes(problem, warps.SHARED[arch])]
+    return [astuple(shape) for shape in shapes(problem, tensor_cores.SHARED[arch])]
 
 
 def _step(mt: int, nt: int) -> float:
@@ -244,14 +244,14 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     copies = copied / 512 * _COPY[kind] + z.tile / 512 * _COPY[kind] * _NARROW[by]
     busy = all_steps * each + copies
     alone = _ALONE[kind] * (steps * each + copies / z.warps)
-    rounds = _ceil(tiles, machine.MULTIPROCESSORS * fit)
+    rounds = _ceil(tiles, launch_time.MULTIPROCESSORS * fit)
     whole = rounds * (_norm(_TOGETHER, fit * busy, alone) + _TILE[kind]) + _BEGIN[kind]
-    memory = (p.bytes + tiles * z.tile * _AGAIN[kind]) / machine.BANDWIDTH
-    both = _norm(_POWER[kind], whole / machine.CLOCK, memory)
+    memory = (p.bytes + tiles * z.tile * _AGAIN[kind]) / launch_time.BANDWIDTH
+    both = _norm(_POWER[kind], whole / launch_time.CLOCK, memory)
     if kind is ConvKind.WGRAD:
         parts = min(tiles, _PARTS * fit // 2) * z.phases
         both += parts * p.k * p.c * p.r * p.s * 4 / _PARTS_BANDWIDTH
-    return warps.us(p, both)
+    return tensor_cores.us(p, both)
 
 
 def _norm(power: float, *values: float) -> float:
@@ -259,6 +259,6 @@ def _norm(power: float, *values: float) -> float:
 
 
 FAMILY = Family(
-    "first", (*warps.TEMPLATES, "first_rows.h", "first_image.h", "first_weight.h"),
-    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    "first", (*tensor_cores.TEMPLATES, "first_rows.h", "first_image.h", "first_weight.h"),
+    _accepts, _candidates, _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, replace
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from . import machine, warps
+from . import launch_time, tensor_cores
 from .family import Family, Numbers, sized
 
 _ENOUGH = 113 << 10  # bytes with which two blocks are on a multiprocessor
@@ -62,7 +62,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p = problem
     if p.groups == 1:
         return no("one group")
-    if not (decision := warps.accepts(p, "grouped convolutions")):
+    if not (decision := tensor_cores.accepts(p, "grouped convolutions")):
         return decision
     cg, kg, many = p.c // p.groups, p.k // p.groups, merged(p)
     if not many:
@@ -73,7 +73,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
         return no(f"strides={p.strides}: a gradient's is at most {MOST_STRIDE}")
     if max(p.r, p.s) > MOST_TAPS:
         return no(f"a kernel of {p.r}x{p.s}: there are up to {MOST_TAPS} taps along an axis")
-    shape = next(shapes(sized(p), min(warps.SHARED.values())), None)
+    shape = next(shapes(sized(p), min(tensor_cores.SHARED.values())), None)
     return YES if shape else no("no tile fits into shared memory")
 
 
@@ -163,7 +163,7 @@ def shared_bytes(kind: ConvKind, z: Shape) -> int:
 
 
 def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
-    return [astuple(shape) for shape in shapes(problem, warps.SHARED[arch])]
+    return [astuple(shape) for shape in shapes(problem, tensor_cores.SHARED[arch])]
 
 
 def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
@@ -191,20 +191,21 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
         each += phases * z.mt * (2 * z.groups * outs // 8 + z.groups * outs // 4)
         wavefronts += items * each
         products = items * z.groups * z.mt * _ceil(chunks, 2) * (outs // 8)
-    fit = max(1, min(4, machine.SHARED // (shared_bytes(p.kind, z) + 1024)))
+    fit = max(1, min(4, launch_time.SHARED // (shared_bytes(p.kind, z) + 1024)))
     # Two cycles of a multiprocessor for a product of 16 x 8 x 16.
-    busy = tiles * slabs * (wavefronts + 2 * products) / (machine.MULTIPROCESSORS * machine.CLOCK)
+    cycles = tiles * slabs * (wavefronts + 2 * products)
+    busy = cycles / (launch_time.MULTIPROCESSORS * launch_time.CLOCK)
     read = tiles * slabs * tile * (0.3 if p.kind is not ConvKind.WGRAD else 0.15)
-    memory = (p.bytes + max(0.0, read - p.bytes / 4)) / machine.BANDWIDTH
+    memory = (p.bytes + max(0.0, read - p.bytes / 4)) / launch_time.BANDWIDTH
     waits = {1: 0.7, 2: 0.35}.get(fit * z.stages, 0.2)  # of the shorter, of a block that is alone
     longer = _LONGER[p.kind] * (max(busy, memory) + waits * min(busy, memory))
     if p.kind is ConvKind.WGRAD:
         parts = min(tiles, max(1, _PARTS // slabs))
         longer += parts * p.k * z.cg * z.r * z.s * 4 / _PARTS_BANDWIDTH
-    return warps.us(p, longer)
+    return tensor_cores.us(p, longer)
 
 
 FAMILY = Family(
-    "grouped", (*warps.TEMPLATES, "grouped_taps.h", "grouped_image.h", "grouped_weight.h"),
-    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    "grouped", (*tensor_cores.TEMPLATES, "grouped_taps.h", "grouped_image.h", "grouped_weight.h"),
+    _accepts, _candidates, _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

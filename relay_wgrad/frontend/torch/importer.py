@@ -19,8 +19,8 @@ from ..context import Options, check_choices, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import Loss, loss_of
 from ..loss_graph import add_loss
-from ..partial import Choice, Patterns
 from ..sizes import NAME, limited
+from ..trainable import Choice, Patterns
 from ..weights import Array
 from .batch import Batch
 from .call import dtype_name

@@ -22,7 +22,7 @@ from .batch_of_one import EXPORTED, difference
 from .composed import decompositions
 from .dropouts import without_dropout
 from .file import check_file, first_line
-from .functional import functional
+from .functionalization import functional
 from .names import op_of
 from .program_copy import copied
 from .refusals import reason, unlogged, without_graph

@@ -23,7 +23,7 @@ from tvm.sym import Analyzer
 from ... import registry
 from ...keys import COMPOSITE
 from ...layouts import ACTIVATION, swap_io, to_layout
-from ...ops.view import problem_of
+from ...ops.call_problem import problem_of
 from ...problem import ConvKind, ConvProblem, transposed_size
 from ...relation import as_size
 from ...transform.raising.index import Barrier

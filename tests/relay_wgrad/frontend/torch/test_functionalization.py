@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from relay_wgrad.frontend.torch.functional import functional
+from relay_wgrad.frontend.torch.functionalization import functional
 from relay_wgrad.frontend.torch.ops import OPS
 from relay_wgrad.frontend.torch.program import _without_regions
 from tests.support.torch import op_cases as cases

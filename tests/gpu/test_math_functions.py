@@ -9,7 +9,7 @@ import tvm
 
 import byoc_cudnn
 from relay_wgrad.training.cuda_tools import cuda_compiler, has_nvrtc
-from tests.support.functions import module, wrong
+from tests.support.math_functions import module, wrong
 
 pytestmark = pytest.mark.gpu
 

@@ -14,11 +14,11 @@ from ..argument_types import of_type
 from ..display import columns
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
+from ..graph.def_use import Graph
 from ..graph.rebuild import without_unused
-from ..graph.view import Graph
 from ..graph.walk import bindings_of
 from ..ir import bytes_of, op_name
-from ..ops.view import family_def
+from ..ops.call_problem import family_def
 from ..training.step import ADJOINT, step_module
 
 _WGRAD, _POOL = "relax.nn.conv2d_backward_weight", "relax.grad.max_pool2d_backward"

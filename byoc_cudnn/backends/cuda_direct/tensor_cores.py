@@ -6,7 +6,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from .family import Numbers
-from .machine import LAUNCH, SECOND
+from .launch_time import LAUNCH, SECOND
 
 TEMPLATES = ("warp_device.h", "warp_parts.h")
 OLDEST = 80  # the first GPUs with asynchronous copies and bfloat16's products

@@ -7,7 +7,7 @@ import time
 import pytest
 from tvm import relax
 
-from relay_wgrad.graph.view import ELSEWHERE, Graph
+from relay_wgrad.graph.def_use import ELSEWHERE, Graph
 from tests.support.graphs import branched
 
 

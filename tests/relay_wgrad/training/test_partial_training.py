@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from relay_wgrad.frontend import from_onnx, from_torch
-from relay_wgrad.inspection.partial import left_out
+from relay_wgrad.inspection.partial_training import left_out
 from relay_wgrad.training import state
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.training.stored_layout import kept_in_layout

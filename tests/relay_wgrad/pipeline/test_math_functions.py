@@ -13,7 +13,7 @@ import legalize.cpu
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from tests.support.cuda_source import cuda_source
-from tests.support.functions import module, wrong
+from tests.support.math_functions import module, wrong
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
