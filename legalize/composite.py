@@ -36,7 +36,7 @@ from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
-from relay_wgrad.argument_types import truth
+from relay_wgrad.argument_types import checked_bool
 from relay_wgrad.ir import expressions, is_taken
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation, swap_io
 from relay_wgrad.ops.algebra import DGRAD_NAME, WGRAD_NAME
@@ -292,8 +292,8 @@ def composite(mod: tvm.IRModule, weight: bool = True, data: bool = False) -> tvm
     ValueError : for an operand whose shape or dtype is unknown.
     TypeError : for a switch that is neither True nor False.
     """
-    truth("composite: weight", weight)
-    truth("composite: data", data)
+    checked_bool("composite: weight", weight)
+    checked_bool("composite: data", data)
     rules: dict[str, Callable[..., Expr]] = {}
     if weight:
         rules[WGRAD_NAME] = _weight

@@ -48,7 +48,7 @@ CAST = "bound by match_cast: bind it to a variable first"
 NESTED = "inside another expression: a local function, or a program not in normal form"
 
 
-def instead(problem: ConvProblem, backends: Sequence[Backend]) -> ConvProblem | None:
+def adapted_problem(problem: ConvProblem, backends: Sequence[Backend]) -> ConvProblem | None:
     """What to solve where no backend takes a problem as it stands; None if there is nothing."""
     if problem.kind is ConvKind.DGRAD and not (
         isinstance(problem.h, int) and isinstance(problem.w, int)
@@ -117,7 +117,7 @@ class FunctionPartition:
         for backend in self.backends:
             if backend.takes(problem):
                 return backend.wider(problem, None)
-        return instead(problem, self.backends)
+        return adapted_problem(problem, self.backends)
 
     def _conv_of(self, value: relax.Expr) -> relax.Call | None:
         if family_def(value) is not None:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise arguments.WrongArgumentsError(f"{options}: for a GPU, but --device is cpu")
     if args.save:
-        state.need()
+        state.check_safetensors()
     args.started, args.saved_update = 0, Update()
     if args.resume:
         saved = state.header(args.resume)

@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
-from ..argument_types import whole
+from ..argument_types import checked_integer
 from ..transform.size_checks import without_check
 from .sizes import Limits, Open, Size, at, is_open
 from .trainable import Choice, Patterns
@@ -135,7 +135,7 @@ class TrainingGraph:
 
         Raises ValueError for a number that it does not take, TypeError for what is no integer.
         """
-        batch = whole("of_batch: batch", batch, 1)
+        batch = checked_integer("of_batch: batch", batch, 1)
         if not self.is_open:
             if batch != self.batch:
                 raise ValueError(f"{self.name}: its batch is {self.batch}, got {batch}")

@@ -10,7 +10,7 @@ import tvm
 from rich.table import Table
 from tvm import relax
 
-from ..argument_types import of_type
+from ..argument_types import check_type
 from ..display import columns
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
@@ -67,7 +67,7 @@ class LeftOut:
 def left_out(graph: TrainingGraph) -> LeftOut:
     """Differentiates a graph twice, by what is trained and by all.  Raises as `grad` does, and
     TypeError for what is no graph."""
-    of_type("left_out: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    check_type("left_out: graph", graph, TrainingGraph, TRAINING_GRAPH)
     names = {*graph.trainable, *graph.frozen}
     whole = replace(graph, trainable=tuple(n for n in graph.params if n in names), frozen=())
     part = _part(graph)

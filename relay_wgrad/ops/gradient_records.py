@@ -16,7 +16,7 @@ from ..relation import Relation
 from .algebra import gradient_rule
 
 
-def dedicated(
+def gradient_record(
     op: str,
     name: str,
     kind: ConvKind,

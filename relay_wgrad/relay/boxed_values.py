@@ -112,7 +112,7 @@ SHARED = (SharedInt, SharedString, SharedArray, Size)
 _NODES = (IntImm,)
 
 
-def plain(value: Any) -> Any:
+def unboxed(value: Any) -> Any:
     """A value without a box around it."""
     return value.plain if isinstance(value, Boxed) else value
 

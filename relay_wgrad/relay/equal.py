@@ -33,7 +33,7 @@ from .ast import (
     bound_here,
     children,
 )
-from .boxed_values import plain
+from .boxed_values import unboxed
 from .records import REGISTRY
 from .types import TYPES, Type, TypeRelation
 
@@ -229,7 +229,7 @@ def _same_attrs(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     stack: list[tuple[Any, Any]] = [(a, b)]
     while stack:
         # A number means the same in a box and without one.
-        x, y = map(plain, stack.pop())
+        x, y = map(unboxed, stack.pop())
         if isinstance(x, Mapping):
             if not isinstance(y, Mapping) or x.keys() != y.keys():
                 return False

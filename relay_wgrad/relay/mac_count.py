@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from .ast import Call, Expr, Op, post_order
-from .infer import place
+from .infer import span_text
 from .layout_rules.named import Layout
 from .records import lookup
 from .types import TensorType
@@ -33,7 +33,7 @@ def _shape(node: Expr, of: Call) -> tuple[int, ...]:
     if not isinstance(ty, TensorType):
         assert isinstance(of.op, Op)
         raise ValueError(
-            f"get_total_mac_number: {of.op.name} has no type; InferType finds it{place(of)}"
+            f"get_total_mac_number: {of.op.name} has no type; InferType finds it{span_text(of)}"
         )
     return ty.concrete_shape
 

@@ -18,7 +18,7 @@ _CONSTRUCTS = {
 }
 
 
-def refused(where: str, node: Expr) -> UnsupportedConstructError | None:
+def unsupported_construct(where: str, node: Expr) -> UnsupportedConstructError | None:
     """The error of a node that nothing computes; None for any other."""
     construct = _CONSTRUCTS.get(type(node))
     if construct is None:
@@ -31,6 +31,6 @@ def check_computable(where: str, roots: Iterable[Expr]) -> None:
     """Raises UnsupportedConstructError for a program that has data types or references."""
     for root in roots:
         for node in post_order(root):
-            error = refused(where, node)
+            error = unsupported_construct(where, node)
             if error is not None:
                 raise error

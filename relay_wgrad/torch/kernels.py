@@ -76,11 +76,11 @@ def winograd_is_allowed() -> bool:
 
 
 _lock = lock(threading.RLock)
-_heard: list[tuple[ConvKind, str]] | None = None  # see `heard`
+_heard: list[tuple[ConvKind, str]] | None = None  # see `recorded_calls`
 
 
 @contextmanager
-def heard() -> Iterator[list[tuple[ConvKind, str]]]:
+def recorded_calls() -> Iterator[list[tuple[ConvKind, str]]]:
     """Within it, (kind, whose kernel it was) of each call, in any thread."""
     global _heard
     before, _heard = _heard, []

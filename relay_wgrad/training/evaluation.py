@@ -15,7 +15,7 @@ import tvm
 from tvm.target import Target
 
 from .. import threads
-from ..argument_types import of_type
+from ..argument_types import check_type
 from ..frontend import TrainingGraph
 from ..frontend.loss_graph import loss_alone
 from .compiled import Compiled, Progress, silent
@@ -87,7 +87,7 @@ class Evaluator:
         Raises ValueError for a parameter that is missing or of another shape, TypeError for
         parameters that are no dict and data that are no samples.
         """
-        of_type("Evaluator: params", params, Mapping, "a dict of tensors by name")
+        check_type("Evaluator: params", params, Mapping, "a dict of tensors by name")
         if not hasattr(data, "part"):
             raise TypeError(f"Evaluator: data must be Data or the like, got {type(data).__name__}")
         given = []

@@ -44,7 +44,7 @@ _COUNT = re.compile(r"[0-9]{1,18}")
 _KEYS = ("format", "model", "optimizer", "lr", "steps", "loss_scale", "good_steps", "skipped")
 
 
-def _need(module: str) -> Any:
+def _safetensors(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -56,9 +56,9 @@ def _need(module: str) -> Any:
         ) from error
 
 
-def need() -> None:
+def check_safetensors() -> None:
     """Raises ModuleNotFoundError where the extra is missing."""
-    _need("safetensors")
+    _safetensors("safetensors")
 
 
 def _check_trainer(what: str, trainer: Any) -> None:
@@ -90,13 +90,13 @@ def write(
 
     Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra.
     """
-    save_file = _need("safetensors.numpy").save_file
+    save_file = _safetensors("safetensors.numpy").save_file
     # A tensor without axes is not contiguous to safetensors unless it is copied.
     whole = {name: np.ascontiguousarray(v).reshape(v.shape) for name, v in tensors.items()}
     with output.replacing(path) as made:
         try:
             save_file(whole, made, metadata=metadata)
-        except _need("safetensors").SafetensorError as error:  # as when the disk is full
+        except _safetensors("safetensors").SafetensorError as error:  # as when the disk is full
             raise OSError(f"{os.fspath(path)!r} cannot be written: {error}") from error
 
 
@@ -124,7 +124,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Any]]:
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    safetensors = _need("safetensors")
+    safetensors = _safetensors("safetensors")
     if not Path(path).is_file():
         raise FileNotFoundError(f"no state file {os.fspath(path)!r}")
     try:

@@ -101,7 +101,8 @@ class Trainer:
         rule = optimizer_for(graph, optimizer, lr)
         self.lr, self.graph, self.seed = lr, graph, seed
         self.dtype = graph.dtype if dtype is None else dtype
-        self._dynamic, self._scale = loss_scale == "dynamic", scales.first(loss_scale, self.dtype)
+        self._dynamic = loss_scale == "dynamic"
+        self._scale = scales.initial_scale(loss_scale, self.dtype)
         self.optimizer, self.steps = optimizer, 0
         self.skipped = 0  # steps left out because of a gradient that was not finite
         self.good_steps = 0  # since the loss scale changed

@@ -30,8 +30,8 @@ from ..emitters.loops import (  # fmt: skip
     Expr,
     Scratch,
     bind,
-    both,
     ceildiv,
+    conjunction,
     int64,
     local,
     outer,
@@ -199,7 +199,7 @@ class _Core:
                 self._pack_grad(y, grad, unit, blocks)
                 with serial(problem.r) as r, serial(problem.s) as s:
                     run = self._pack_data(x, data, unit, (r, s), tiles)
-                    is_new = both(is_first, number == 0) if problem.is_static else False
+                    is_new = conjunction(is_first, number == 0) if problem.is_static else False
                     with serial(blocks[1] - blocks[0]) as b, serial(tiles[1] - tiles[0]) as t:
                         tile = bind(tiles[0] + t)
                         at = self.sums.at(g, blocks[0] + b, r, s, tile * self.height)

@@ -44,7 +44,7 @@ _BATCH_NORM = "batch_norm.default"
 _CHECK = "_assert_tensor_metadata.default"  # of what the export has checked
 
 
-def functional(torch: Any, program: Any, known: Container[str]) -> Functional | None:
+def functionalized(torch: Any, program: Any, known: Container[str]) -> Functional | None:
     """The program as `run_decompositions({})` would give it, or None; `known` are ops to end in."""
     if not hasattr(torch.Tag, "maybe_aliasing_or_mutating"):  # an older PyTorch
         return None
@@ -134,7 +134,7 @@ class _Pass:
     def _same_op(self, target: Any, node: Any) -> Any:
         """The node's op, or its counterpart that changes nothing, of what its operands became."""
         args, kwargs = self._operands(node)
-        if _gives_back(self.torch, target):
+        if _may_alias(self.torch, target):
             return self._traced(target, args, kwargs)
         return self._made(target, args, kwargs, node.meta["val"])
 
@@ -209,7 +209,7 @@ class _Pass:
 
     def _change(self, old: Any, new: Any, at: Any) -> None:
         """From node `at` on `old` is `new`, and so is what was the same tensor."""
-        if _looks(old.meta["val"]) != _looks(new.meta["val"]):
+        if _shape_and_dtype(old.meta["val"]) != _shape_and_dtype(new.meta["val"]):
             raise _UnknownError(f"{old.name} becomes another kind of tensor")
         same, holder = self.shares.written(old, at)
         if holder is not None:
@@ -302,8 +302,8 @@ class _Shares:
             self.same[node] = {node}
             if node.op != "call_function":
                 continue
-            given_back = _given_back(node)
-            whole = _whole(node)
+            given_back = _aliased_operands(node)
+            whole = _mutates_first_operand(node)
             for operand in given_back:
                 joined = self.memory[node] | self.memory[operand]
                 for other in joined:
@@ -329,12 +329,12 @@ class _Shares:
         return same, holder
 
 
-def _whole(node: Any) -> bool:
+def _mutates_first_operand(node: Any) -> bool:
     """Whether an op gives its first operand back as it is, changed."""
     return node.target is not operator.getitem and bool(node.target._schema.is_mutable)
 
 
-def _given_back(node: Any) -> list[Any]:
+def _aliased_operands(node: Any) -> list[Any]:
     """The operands in whose memory a node's result may be."""
     if node.target is operator.getitem:
         return [node.args[0]]
@@ -344,23 +344,23 @@ def _given_back(node: Any) -> list[Any]:
     if schema.is_mutable:
         return [n for n in node.args[:1] if hasattr(n, "op")]
     torch = import_module("torch")
-    if _gives_back(torch, node.target) or _composed(torch, node.target):
+    if _may_alias(torch, node.target) or _is_composite(torch, node.target):
         return [] if name.startswith(_FRESH) else list(node.all_input_nodes)
     return []
 
 
-def _composed(torch: Any, target: Any) -> bool:
+def _is_composite(torch: Any, target: Any) -> bool:
     """Whether an op is made of others by PyTorch: its schema need not say that it gives views."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(
         target.name(), "CompositeImplicitAutograd"
     ))  # fmt: skip
 
 
-def _gives_back(torch: Any, target: Any) -> bool:
+def _may_alias(torch: Any, target: Any) -> bool:
     """Whether an op's result may be its operand or a view of it, or PyTorch does not know."""
     said = any(a.alias_info is not None for a in target._schema.arguments)
     return said or torch.Tag.maybe_aliasing_or_mutating in target.tags
 
 
-def _looks(value: Any) -> tuple[Any, ...]:
+def _shape_and_dtype(value: Any) -> tuple[Any, ...]:
     return tuple(value.shape), value.dtype

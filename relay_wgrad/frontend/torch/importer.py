@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax
 
 from ...ambient import outside
-from ...argument_types import of_type
+from ...argument_types import check_type
 from ...dtypes import HALVES
 from ...graph.walk import bindings_of
 from ...ir import op_name
@@ -96,7 +96,7 @@ def from_torch(
     FileNotFoundError : for a path where there is no file.
     ModuleNotFoundError : without PyTorch.
     """
-    of_type("from_torch: name", name, (str, type(None)), "text")
+    check_type("from_torch: name", name, (str, type(None)), "text")
     given = {"bn": bn, "dropout": dropout, "random": random}
     check_choices(given, _CHOICES, checkpoint, "names")
     if batch not in (None, NAME):

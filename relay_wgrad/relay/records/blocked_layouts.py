@@ -46,7 +46,7 @@ def parse_layout(call: Call, name: str, text: str) -> Axes:
     return axes
 
 
-def plain(layout: str) -> str:
+def primal_axes(layout: str) -> str:
     """A layout's axes without blocks."""
     return "".join(letter for letter in layout if letter.isupper())
 
@@ -54,7 +54,7 @@ def plain(layout: str) -> str:
 def is_blocked(layout: str, canonical: str, whole: str = "") -> bool:
     """Whether a layout has the canonical axes and blocks, none of them of `whole` axes."""
     axes = axes_of(layout)
-    if axes is None or not is_permutation(plain(layout), canonical):
+    if axes is None or not is_permutation(primal_axes(layout), canonical):
         return False
     return any(block for _, block in axes) and all(a not in whole for a, b in axes if b)
 
@@ -159,7 +159,7 @@ def on_whole_axes(build: Builder) -> Builder:
         axes = parse_layout(s, "layout", layout)
         if not any(block for _, block in axes):
             return build(s)
-        names = plain(layout)
+        names = primal_axes(layout)
         merged: Axes = [(axis, 0) for axis in names]
         args, types = [], []
         for index, arg in enumerate(s.args):
@@ -183,13 +183,13 @@ def of_whole_axes(s: Site, layouts: Sequence[tuple[str, str]], build: Callable[.
     """
     args = []
     for index, (arg, (name, layout)) in enumerate(zip(s.args, layouts[:-1], strict=True)):
-        axes, merged = parse_layout(s, name, layout), [(axis, 0) for axis in plain(layout)]
+        axes, merged = parse_layout(s, name, layout), [(axis, 0) for axis in primal_axes(layout)]
         if axes != merged:
             arg = s.emit(relayout(s, arg, axes, merged, whole_sizes(s, index, name, layout)))
         args.append(arg)
     out = build(*args)
     name, layout = layouts[-1]
-    axes, merged = parse_layout(s, name, layout), [(axis, 0) for axis in plain(layout)]
+    axes, merged = parse_layout(s, name, layout), [(axis, 0) for axis in primal_axes(layout)]
     if axes == merged:
         return out
     sizes = whole_sizes(replace(s, types=(s.out,)), 0, name, layout)

@@ -30,14 +30,14 @@ from .blocked_layouts import (
     is_blocked,
     of_whole_axes,
     parse_layout,
-    plain,
+    primal_axes,
     split_sizes,
     whole_sizes,
 )
 from .facts import ALWAYS, OUT_ELEMWISE_FUSABLE, Roles, conv_roles
 from .relations import agree, divides, mapped, product
 from .table import Call, Site, define, show, show_shape
-from .windows import each, ends, rank_of
+from .windows import ends, per_axis, rank_of
 
 R = relax.op
 # How Relay's messages call the operators.
@@ -95,7 +95,7 @@ def _kernel(call: Call, weight: Sequence[Dim]) -> Sequence[Dim]:
     given, rank = call.attrs["kernel_size"], rank_of(call.op)
     if given is None:
         return weight[2:]
-    sizes = each(call, "kernel_size", rank)
+    sizes = per_axis(call, "kernel_size", rank)
     if not all(map(agree, sizes, weight[2:])):
         spoken = _SPOKEN.get(call.op, f"Conv{rank}D")
         call.fail(
@@ -110,8 +110,8 @@ def _spatial(
 ) -> list[Dim]:
     """The result's height and width; of a transposed convolution where `extra` is given."""
     rank = rank_of(call.op)
-    pads, strides = ends(call, rank), each(call, "strides", rank)
-    dilation = each(call, "dilation", rank)
+    pads, strides = ends(call, rank), per_axis(call, "strides", rank)
+    dilation = per_axis(call, "dilation", rank)
     out: list[Dim] = []
     for i, pad in enumerate(pads[j] + pads[rank + j] for j in range(rank)):
         size, window = sizes[i], kernel[i]
@@ -224,10 +224,10 @@ def _conv(s: Site) -> Any:
 
     def build(data: Any, weight: Any) -> Any:
         return made(
-            data, _grouped(s, weight, plain(a["kernel_layout"])),
+            data, _grouped(s, weight, primal_axes(a["kernel_layout"])),
             a["strides"], a["padding"], a["dilation"], a["groups"],
-            plain(a["data_layout"]), plain(a["kernel_layout"]),
-            plain(out_layout) if a["out_layout"] else None, a["out_dtype"],
+            primal_axes(a["data_layout"]), primal_axes(a["kernel_layout"]),
+            primal_axes(out_layout) if a["out_layout"] else None, a["out_dtype"],
         )  # fmt: skip
 
     return of_whole_axes(s, [*layouts, ("out_layout", out_layout)], build)
@@ -273,7 +273,7 @@ def _conv_transpose_type(call: Call) -> Type:
 
 def _conv_transpose(s: Site) -> Any:
     a = s.attrs
-    extra, strides = _output_padding(s), each(s, "strides", rank_of(s.op))
+    extra, strides = _output_padding(s), per_axis(s, "strides", rank_of(s.op))
     if any(map(ge, extra, strides)):
         s.fail(
             f"output_padding must be smaller than strides, got {list(extra)} and {list(strides)}"
@@ -301,7 +301,7 @@ def _backward_weight_type(call: Call) -> Type:
         call.fail(f"channels must be the gradient's channels, got channels={channels} and {k}")
     _divided(call, "the gradient's channels", k, groups)
     share = _divided(call, "the data's channels", c, groups)
-    window = each(call, "kernel_size", rank_of(call.op))
+    window = per_axis(call, "kernel_size", rank_of(call.op))
     made = _spatial(call, sizes, window)
     if not all(map(agree, made, given)):
         wanted, got = (" x ".join(map(str, some)) for some in (made, given))

@@ -72,14 +72,14 @@ def _valid_counts(s: Site) -> Any:
         shapes = [((batch,), "int32"), (data.shape, str(one)), ((batch, anchors), "int32")]
         return kernel("valid_counts", [data, threshold], shapes, body)
 
-    return parts(s, program(s, compute, *s.args), 3)
+    return first_results(s, program(s, compute, *s.args), 3)
 
 
 def _origin(x: Any) -> Any:
     return tuple(0 for _ in x.shape) or 0
 
 
-def parts(s: Site, made: Any, count: int) -> Any:
+def first_results(s: Site, made: Any, count: int) -> Any:
     """The first of the tensors that a program makes."""
     made = s.emit(made)
     return relax.Tuple([s.emit(relax.TupleGetItem(made, i)) for i in range(count)])
@@ -116,7 +116,7 @@ def _suppressed(s: Site) -> Any:
         R.argsort(s.emit(program(s, ranked, data, counts)), axis=1, descending=True, dtype="int32")
     )
     made = program(s, _suppress, data, order, counts, indices, most, threshold)
-    rows, *found = parts(s, made, 3).fields
+    rows, *found = first_results(s, made, 3).fields
     return relax.Tuple(found) if a["return_indices"] else rows
 
 
@@ -237,7 +237,9 @@ def _all_class(s: Site) -> Any:
     boxes, scores, *limits = s.args
     order = s.emit(R.argsort(scores, axis=2, descending=True, dtype="int32"))
     onnx = s.attrs["output_format"] == "onnx"
-    return parts(s, program(s, _of_each_class, boxes, scores, order, *limits), 2 if onnx else 3)
+    return first_results(
+        s, program(s, _of_each_class, boxes, scores, order, *limits), 2 if onnx else 3
+    )
 
 
 def _of_each_class(s: Site, boxes: Any, scores: Any, order: Any, *limits: Any) -> Any:

@@ -26,7 +26,7 @@ from .te import (
     refuse_empty,
     tensor_program,
 )
-from .windows import each, ends
+from .windows import ends, per_axis
 
 _METHODS = ("nearest_neighbor", "linear", "cubic")
 _COORDINATES = (
@@ -128,8 +128,8 @@ def _both(call: Call, name: str) -> tuple[int, ...]:
     """Of height and width; TensorFlow's four, where all are one number."""
     values = call.attrs[name]
     if len(values) == 4 and len(set(values)) == 1:
-        return each(replace(call, attrs={**call.attrs, name: values[:2]}), name, 2)
-    return each(call, name, 2)
+        return per_axis(replace(call, attrs={**call.attrs, name: values[:2]}), name, 2)
+    return per_axis(call, name, 2)
 
 
 def _dilation_type(call: Call) -> Type:

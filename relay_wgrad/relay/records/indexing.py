@@ -31,7 +31,7 @@ from .te import (
     rank,
     refuse_empty,
     same,
-    within,
+    wrapped_and_clipped,
 )
 
 R = relax.op
@@ -64,7 +64,7 @@ def _gather(s: Site) -> Any:
     if not _are_known(shape, s.tensor(1).shape):
         return program(s, lambda s, x, i: dynamic_indexing.gather(x, i, axis), *s.args)
     refuse_empty(s)
-    indices = within(s, s.args[1], s.tensor(1).dtype, known_size(s, shape[axis]))
+    indices = wrapped_and_clipped(s, s.args[1], s.tensor(1).dtype, known_size(s, shape[axis]))
     return program(s, lambda s, x, i: topi.gather(x, axis, i), s.args[0], indices)
 
 
@@ -98,7 +98,7 @@ def _are_known(*shapes: Sequence[Dim]) -> bool:
 
 
 def _in_rows(s: Site, x: Any, ty: TensorType, sizes: list[int]) -> Any:
-    """Indices where each row has a size of its own, as `within`."""
+    """Indices where each row has a size of its own, as `wrapped_and_clipped`."""
     column = np.array(sizes, "int64").reshape((-1,) + (1,) * (len(ty.shape) - 1))
     if not ty.dtype.startswith("int64"):
         x = s.emit(R.astype(x, "int64"))
@@ -244,7 +244,7 @@ def _adv_index(s: Site) -> Any:
         return _adv_index_of_run(s, data, indices, types)
     refuse_empty(s)
     held = [
-        within(s, x, t.dtype, known_size(s, size))
+        wrapped_and_clipped(s, x, t.dtype, known_size(s, size))
         for x, t, size in zip(indices, types, ty.shape, strict=False)
     ]
     return program(s, lambda s, x, *i: topi.adv_index(x, list(i)), data, *held)

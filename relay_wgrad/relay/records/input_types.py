@@ -16,7 +16,7 @@ from ..types import Dim, TensorType, Type
 from .blocked_layouts import Axes, axes_of, factor
 from .relations import mapped, product
 from .table import Call, lookup, show
-from .windows import each, ends
+from .windows import ends, per_axis
 
 # The shapes of the arguments after the first, or None if the attributes don't tell them.
 Rule = Callable[[TensorType, Mapping[str, Any]], "Sequence[Sequence[Dim]] | None"]
@@ -58,8 +58,8 @@ def _deformable(data: TensorType, attrs: Mapping[str, Any]) -> Sequence[Sequence
         return None
     n, _, *sizes = to_layout(data.shape, layout, ACTIVATION)
     site = Call("nn.deformable_conv2d", ("data",), (data,), attrs)
-    pads, window = ends(site, 2), each(site, "kernel_size", 2)
-    strides, dilation = each(site, "strides", 2), each(site, "dilation", 2)
+    pads, window = ends(site, 2), per_axis(site, "kernel_size", 2)
+    strides, dilation = per_axis(site, "strides", 2), per_axis(site, "dilation", 2)
     total = [pads[i] + pads[2 + i] for i in range(2)]
     made: list[Dim] = [
         mapped(dim, lambda n, a=a: out_size(n, *a))  # type: ignore[misc]

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import te, tirx
 
 from ..types import TensorType, TupleType, Type
-from .detection import parts
+from .detection import first_results
 from .facts import OPAQUE
 from .loops import cell, kernel, loops, when
 from .relations import agree, product
@@ -124,7 +124,7 @@ define("vision.multibox_prior", "data", _prior_type, lambda s: program(s, _prior
        doc="Boxes about each place of an image, of every size, and of the first in every "
            "ratio.")  # fmt: skip
 define("vision.multibox_transform_loc", "cls_prob loc_pred anchor", _located_type,
-       in_float32(lambda s: parts(s, program(s, _located, *s.args), 2)), "numpy",
+       in_float32(lambda s: first_results(s, program(s, _located, *s.args), 2)), "numpy",
        Attr("clip", True, "bool"), Attr("threshold", 0.01, "float"),
        Attr("variances", (0.1, 0.1, 0.2, 0.2), "floats"), Attr("keep_background", False, "bool"),
        kind=OPAQUE, level=5, results=2,

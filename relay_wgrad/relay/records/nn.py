@@ -32,7 +32,7 @@ from .windows import rank_of, spatial_axes
 R = relax.op
 
 
-def along(s: Site, vector: Any, axis: int, ndim: int) -> Any:
+def broadcast_along(s: Site, vector: Any, axis: int, ndim: int) -> Any:
     """A vector with axes of size 1 around it, to broadcast along `axis`."""
     others = [i for i in range(ndim) if i != axis]
     return s.emit(R.expand_dims(vector, others)) if others else vector
@@ -55,7 +55,7 @@ def _bias_add_type(call: Call) -> Type:
 
 
 def _bias_add(s: Site) -> Any:
-    return R.add(s.args[0], along(s, s.args[1], _bias_axis(s), len(s.tensor().shape)))
+    return R.add(s.args[0], broadcast_along(s, s.args[1], _bias_axis(s), len(s.tensor().shape)))
 
 
 def _product_type(call: Call, transpose_a: bool, transpose_b: bool) -> Type:
@@ -141,7 +141,7 @@ def _prelu_type(call: Call) -> Type:
 
 def _prelu(s: Site) -> Any:
     x = s.args[0]
-    alpha = along(s, s.args[1], s.attrs["axis"], len(s.tensor().shape))
+    alpha = broadcast_along(s, s.args[1], s.attrs["axis"], len(s.tensor().shape))
     low = s.emit(R.multiply(x, alpha))
     return R.where(s.emit(R.greater(x, s.const(0.0))), x, low)
 

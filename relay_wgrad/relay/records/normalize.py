@@ -10,7 +10,7 @@ from ...ops.moments import deviation, standardized
 from ..dims import divides
 from ..types import TensorType, TupleType, Type
 from .facts import FOLLOW, NEVER, OPAQUE, OUT_ELEMWISE_FUSABLE
-from .nn import along
+from .nn import broadcast_along
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 
 R = relax.op
@@ -43,8 +43,8 @@ def _batch_norm(s: Site) -> Any:
     shift = s.emit(R.negative(s.emit(R.multiply(mean, scale))))
     if s.attrs["center"]:
         shift = s.emit(R.add(beta, shift))
-    x = s.emit(R.multiply(x, along(s, scale, axis, ndim)))
-    return relax.Tuple([s.emit(R.add(x, along(s, shift, axis, ndim))), mean, variance])
+    x = s.emit(R.multiply(x, broadcast_along(s, scale, axis, ndim)))
+    return relax.Tuple([s.emit(R.add(x, broadcast_along(s, shift, axis, ndim))), mean, variance])
 
 
 def _affine(s: Site, x: Any) -> Any:
@@ -52,9 +52,9 @@ def _affine(s: Site, x: Any) -> Any:
     ndim = len(s.tensor().shape)
     axis = s.axis(s.attrs["axis"], ndim)
     if s.attrs["scale"]:
-        x = s.emit(R.multiply(x, along(s, s.args[1], axis, ndim)))
+        x = s.emit(R.multiply(x, broadcast_along(s, s.args[1], axis, ndim)))
     if s.attrs["center"]:
-        x = s.emit(R.add(x, along(s, s.args[2], axis, ndim)))
+        x = s.emit(R.add(x, broadcast_along(s, s.args[2], axis, ndim)))
     return x
 
 

@@ -22,7 +22,7 @@ from .blocked_layouts import on_whole_axes
 from .facts import FOLLOW, NEVER, OUT_ELEMWISE_FUSABLE, image_roles
 from .relations import agree, product
 from .table import Builder, Call, Site, define, in_float32, show
-from .windows import each, ends, pooled, rank_of, spatial_axes
+from .windows import ends, per_axis, pooled, rank_of, spatial_axes
 
 R = relax.op
 
@@ -39,7 +39,7 @@ def _dilation(call: Call, rank: int = 2) -> tuple[int, ...]:
         if any(d != 1 for d in call.attrs["dilation"]):
             call.fail(f"dilation must be 1, got {list(call.attrs['dilation'])}")
         return (1,) * rank
-    return each(call, "dilation", rank)
+    return per_axis(call, "dilation", rank)
 
 
 def _result_type(call: Call, data: TensorType) -> TensorType:
@@ -48,8 +48,8 @@ def _result_type(call: Call, data: TensorType) -> TensorType:
     _no_out_layout(call)
     pads, window, strides = (
         ends(call, rank),
-        each(call, "pool_size", rank),
-        each(call, "strides", rank),
+        per_axis(call, "pool_size", rank),
+        per_axis(call, "strides", rank),
     )
     dilation, shape = _dilation(call, rank), list(data.shape)
     for i, axis in enumerate(spatial_axes(call, a["layout"], rank)):
@@ -79,7 +79,7 @@ def _grad_type(call: Call) -> Type:
 def _window(s: Site) -> dict[str, Any]:
     a = s.attrs
     out = {
-        "pool_size": each(s, "pool_size", 2), "strides": each(s, "strides", 2),
+        "pool_size": per_axis(s, "pool_size", 2), "strides": per_axis(s, "strides", 2),
         "padding": ends(s, 2), "dilation": _dilation(s), "ceil_mode": a["ceil_mode"],
         "layout": a["layout"],
     }  # fmt: skip
@@ -229,7 +229,7 @@ def _part(call: Call, ty: TensorType, axes: slice) -> Call:
     attrs = {**call.attrs, "layout": ACTIVATION, "out_layout": ""}
     for name in _OF_AXES:
         if attrs.get(name):
-            values = each(call, name, 3)[axes]
+            values = per_axis(call, name, 3)[axes]
             other = ty.shape[3] if name == "output_size" else 1
             attrs[name] = (*values, other)[:2]
     if "padding" in attrs:
@@ -267,8 +267,8 @@ def _means_of_volumes(image: Builder, sizes: Rule) -> Builder:
         if "pool_size" not in a:
             s.fail(f"means of integers are not there, got {show(s.tensor())}")
         window = (
-            each(s, "pool_size", 3), each(s, "strides", 3), ends(s, 3), each(s, "dilation", 3),
-            a["ceil_mode"], a["count_include_pad"], a["layout"],
+            per_axis(s, "pool_size", 3), per_axis(s, "strides", 3), ends(s, 3),
+            per_axis(s, "dilation", 3), a["ceil_mode"], a["count_include_pad"], a["layout"],
         )  # fmt: skip
         return _average(s, lambda x: R.nn.avg_pool3d(x, *window))
 

@@ -16,7 +16,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from ...argument_types import of_type
+from ...argument_types import check_type
 from ...conditions import Conditions
 from ...dtypes import HALVES
 from ...relation import Checks
@@ -410,7 +410,7 @@ def lookup(name: str) -> RelayOp:
     ValueError : for an unknown name; the message has near ones.
     TypeError : for what is no name.
     """
-    of_type("a Relay operator", name, str, "a name")
+    check_type("a Relay operator", name, str, "a name")
     if name in REGISTRY:
         return REGISTRY[name]
     last = name.rpartition(".")[2]

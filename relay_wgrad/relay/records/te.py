@@ -134,7 +134,7 @@ def counted(s: Site, x: Any, dtype: str, size: int) -> Any:
     return s.emit(R.where(below, s.emit(R.add(x, relax.const(size, dtype))), x))
 
 
-def within(s: Site, x: Any, dtype: str, size: int) -> Any:
+def wrapped_and_clipped(s: Site, x: Any, dtype: str, size: int) -> Any:
     """As `counted`, then as `clipped`."""
     return clipped(s, counted(s, x, dtype, size), dtype, size)
 

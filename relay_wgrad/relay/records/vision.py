@@ -14,7 +14,7 @@ from .facts import INJECTIVE, OUT_ELEMWISE_FUSABLE, conv_roles, image_roles
 from .relations import agree, divides, mapped
 from .table import REQUIRED, Attr, Call, Site, define, in_float32, show
 from .te import choice, count, known_size, program, rank, refuse_empty, tensor_program
-from .windows import each, ends
+from .windows import ends, per_axis
 
 R = relax.op
 _DEFORMABLE = {
@@ -48,7 +48,7 @@ def _deformable_type(call: Call) -> Type:
             f" {a['channels']}, {a['kernel_size']} and {show(weight)}"
         )
     top, left, bottom, right = ends(call, 2)
-    strides, dilation = each(call, "strides", 2), each(call, "dilation", 2)
+    strides, dilation = per_axis(call, "strides", 2), per_axis(call, "dilation", 2)
     p = int(out_size(h, top + bottom, r, strides[0], dilation[0]))
     q = int(out_size(w, left + right, s, strides[1], dilation[1]))
     if min(p, q) < 1:
@@ -64,8 +64,8 @@ def _deformable(s: Site, data: Any, offset: Any, weight: Any) -> Any:
     if a["groups"] != 1:
         s.fail(f"has no lowering with groups but 1, got groups={a['groups']}")
     return _DEFORMABLE[a["data_layout"], a["kernel_layout"]](
-        data, offset, weight, list(each(s, "strides", 2)), list(ends(s, 2)),
-        list(each(s, "dilation", 2)), a["deformable_groups"], a["groups"], s.tensor().dtype,
+        data, offset, weight, list(per_axis(s, "strides", 2)), list(ends(s, 2)),
+        list(per_axis(s, "dilation", 2)), a["deformable_groups"], a["groups"], s.tensor().dtype,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from .relations import mapped
 from .table import Call, show_shape
 
 
-def each(call: Call, name: str, rank: int) -> tuple[int, ...]:
+def per_axis(call: Call, name: str, rank: int) -> tuple[int, ...]:
     """One for each axis of an image, from an attribute of one or so many positive values."""
     values = call.attrs[name]
     if len(values) not in (1, rank) or min(values) < 1:

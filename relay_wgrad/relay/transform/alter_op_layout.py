@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..ast import Call, Expr, Function, Op, Tuple, TupleGetItem, as_node, children, post_order
-from ..infer import place
+from ..infer import span_text
 from ..layout_rules.following import Asked, Inferred
 from ..layout_rules.named import Layout
 from ..layout_rules.own import rule_of
 from ..make import call
 from ..op.registration import get_attr
-from ..rewrite import over
+from ..rewrite import with_children
 from ..types import TensorType, TupleType, Type
 from .user_hooks import attributes, is_kernel
 
@@ -83,14 +83,14 @@ class _Altered:
             if found is not None:
                 return found
         new = {child: self._of(child) for child in children(node)}
-        return _Value(over(node, new))
+        return _Value(with_children(node, new))
 
     # ---- changes of layout -------------------------------------------------------------------
 
     def _of(self, node: Expr) -> Expr:
         state = self.states[node]
         if isinstance(state, list) and isinstance(node, Tuple):
-            return over(node, {f: self._of(f) for f in node.fields})
+            return with_children(node, {f: self._of(f) for f in node.fields})
         return self._old(state)
 
     def _old(self, state: State) -> Expr:
@@ -223,13 +223,13 @@ def _altered(form: Any, node: Call, args: Sequence[Expr], types: Sequence[Any]) 
     try:
         given = form(attributes(node, name), list(args), flat, node.checked_type)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{error}{place(node)}") from error
+        raise type(error)(f"{error}{span_text(node)}") from error
     if given is None:
         return None
     made = as_node(given, f"{name}: the altered form")
     if not isinstance(made, Call) or not isinstance(made.op, Op):
         raise TypeError(
-            f"{name}: the altered form must be a call of an operator, got {made!r}{place(node)}"
+            f"{name}: the altered form must be a call of an operator, got {made!r}{span_text(node)}"
         )
     return made
 

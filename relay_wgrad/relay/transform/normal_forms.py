@@ -24,7 +24,7 @@ from ..ast import (
 )
 from ..infer import fail
 from ..iterative_walks import order, run
-from ..rewrite import over
+from ..rewrite import with_children
 
 _DEPTH = 200  # of calls of functions within functions
 
@@ -56,7 +56,7 @@ def without_lets(function: Function, chosen: Callable[[Var], bool]) -> Function:
                 fail(node, f"{node!r} is bound to a value that needs it: recursion")
             new[node] = new[bound[node]]
         else:
-            new[node] = over(node, new)
+            new[node] = with_children(node, new)
     out = new[function]
     assert isinstance(out, Function)
     return out
@@ -151,7 +151,7 @@ def _atom(node: Expr, scope: _Scope, var: Var | None) -> Any:
         new: dict[Expr, Expr] = {}
         for child in children(node):
             new[child] = yield _atom(child, scope, None)
-        value = over(node, new)
+        value = with_children(node, new)
     bound = scope.bind(var if var is not None else Var("x", node.checked_type), value)
     scope.known[node] = bound
     return bound
@@ -210,7 +210,7 @@ def _inlined(node: Expr, frame: _Frame, mod: IRModule) -> Any:
         new: dict[Expr, Expr] = {}
         for child in children(node):
             new[child] = child if isinstance(child, Op) else (yield _inlined(child, frame, mod))
-        out = over(node, new)
+        out = with_children(node, new)
     frame.known[node] = out
     return out
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from relay_wgrad.frontend.torch.functionalization import functional
+from relay_wgrad.frontend.torch.functionalization import functionalized
 from relay_wgrad.frontend.torch.ops import OPS
 from relay_wgrad.frontend.torch.program import _without_regions
 from tests.support.torch import op_cases as cases
@@ -75,7 +75,7 @@ class Some(nn.Module):
 def test_as_pytorch_makes_it(group: str) -> None:
     functions = [f for name, f in cases.GROUPS[group].items() if name not in LEFT]
     program = _without_regions(torch, program_of(Some(functions).train(), X), False)
-    made = functional(torch, program, _Any())
+    made = functionalized(torch, program, _Any())
     assert made is not None
     assert nodes(made) == nodes(program.run_decompositions({}))
 
@@ -88,8 +88,8 @@ class _Any:
 def test_an_op_that_has_no_row_is_left() -> None:
     """Its decomposition may have one, or the error names what PyTorch makes of it."""
     program = program_of(cases.Side([lambda y: nn.functional.hardshrink(y)], X.dtype), X)
-    assert functional(torch, program, OPS) is None
-    assert functional(torch, program, _Any()) is not None
+    assert functionalized(torch, program, OPS) is None
+    assert functionalized(torch, program, _Any()) is not None
 
 
 # ---- memory that tensors share -------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_changes_in_place() -> None:
     for seed in range(60):
         module = Drawn(seed)
         program = program_of(module, x)
-        made = functional(torch, program, _Any())
+        made = functionalized(torch, program, _Any())
         if made is None:
             continue
         taken += 1
@@ -182,7 +182,7 @@ class Changes(nn.Module):
 @pytest.mark.parametrize("what", ["input", "part", "buffer"])
 def test_what_the_module_holds(what: str) -> None:
     program = program_of(Changes(what), X[0, 0, :4, :4].clone())
-    made = functional(torch, program, _Any())
+    made = functionalized(torch, program, _Any())
     assert (made is None) == (what != "buffer")
     if made is not None:
         assert nodes(made) == nodes(program.run_decompositions({}))
