@@ -1,6 +1,9 @@
-"""Keys of the attributes of functions, each said here once: TVM's, Relay's and our own."""
+"""Names that several rooms write and read: keys of functions' attributes, and TVM as a backend."""
 
 from __future__ import annotations
+
+# Among backends, in records and reports: the kernel that a convolution gets where it stays.
+STOCK = "tvm"
 
 # ---- TVM's ---------------------------------------------------------------------------------------
 SYMBOL = "global_symbol"  # what a function exports

@@ -18,6 +18,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 
+from relay_wgrad.keys import STOCK
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
@@ -26,7 +27,7 @@ from ..building.toolchain import Toolchain, find, preload, run_tool
 from ..codegen.regions import Region
 from ..codegen.templates import shared
 from ..split.partition import regions_of
-from ..table import STOCK, backend_of
+from ..table import backend_of
 from .record import Record
 from .timing import Candidate, Task, fastest, time_all
 from .versions import arch_of, machine_name, versions

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..keys import SYMBOL
+from ..keys import STOCK, SYMBOL
 from ..problem import ConvProblem
 from .cache import Kernel
-
-STOCK = "tvm"
 
 
 class Asked(NamedTuple):

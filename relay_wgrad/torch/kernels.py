@@ -15,6 +15,7 @@ import torch
 
 from .. import threads
 from ..ambient import outside
+from ..keys import STOCK
 from ..layouts import ACTIVATIONS, KERNELS
 from ..locks import lock
 from ..problem import ConvKind, ConvProblem
@@ -295,7 +296,7 @@ def _builder(
 
     def build(problem: ConvProblem) -> Kernel:
         if device.type == "cpu":
-            whose.append("tvm")
+            whose.append(STOCK)
             return cpu_kernel(problem, options, shared)
         name, kernel = cuda_kernels.kernel(problem, device, options)
         whose.append(name)

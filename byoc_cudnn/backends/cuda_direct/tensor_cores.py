@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import astuple
+from typing import Any
+
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
@@ -35,6 +39,13 @@ def accepts(problem: ConvProblem, what: str) -> Decision:
 def us(problem: ConvProblem, busy: float) -> float:
     """Microseconds, with the launches: a weight's gradient has two."""
     return LAUNCH + SECOND * (problem.kind is ConvKind.WGRAD) + busy
+
+
+def candidates(
+    shapes: Callable[[ConvProblem, int], Iterable[Any]],
+) -> Callable[[ConvProblem, tuple[str, ...], int], list[Numbers]]:
+    """A family's candidates: the numbers of its shapes that fit into a block's shared memory."""
+    return lambda problem, epilogue, arch: [astuple(z) for z in shapes(problem, SHARED[arch])]
 
 
 def alignment(problem: ConvProblem, numbers: Numbers) -> int:
