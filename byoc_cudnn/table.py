@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relay_wgrad.keys import STOCK
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.problem import ConvKind
 
 from . import fused

@@ -1,9 +1,6 @@
-"""Names that several rooms write and read: keys of functions' attributes, and TVM as a backend."""
+"""Keys of the attributes of functions, each said here once: TVM's, Relay's and our own."""
 
 from __future__ import annotations
-
-# Among backends, in records and reports: the kernel that a convolution gets where it stays.
-STOCK = "tvm"
 
 # ---- TVM's ---------------------------------------------------------------------------------------
 SYMBOL = "global_symbol"  # what a function exports

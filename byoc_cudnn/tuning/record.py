@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from relay_wgrad import output
-from relay_wgrad.keys import STOCK
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.problem import ConvProblem
 
 from ..building.private_folder import private_folder

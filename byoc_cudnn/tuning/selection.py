@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import tvm
 
-from relay_wgrad.keys import STOCK
+from relay_wgrad.backend_names import STOCK
 
 from ..fused import EPILOGUES
 from .record import Measurement, Record

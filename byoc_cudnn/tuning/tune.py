@@ -18,7 +18,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-from relay_wgrad.keys import STOCK
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 

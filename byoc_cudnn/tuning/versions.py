@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tvm
 
-from relay_wgrad.keys import STOCK
+from relay_wgrad.backend_names import STOCK
 
 from ..building.toolchain import Toolchain, find
 from ..table import BACKENDS

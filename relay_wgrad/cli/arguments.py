@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..keys import STOCK
+from ..backend_names import STOCK
 from ..problem import ConvProblem
 
 if TYPE_CHECKING:

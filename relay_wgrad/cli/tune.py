@@ -18,8 +18,9 @@ from byoc_cudnn.tuning.tune import tune
 from legalize import cuda
 
 from .. import registry
+from ..backend_names import STOCK
 from ..display import Display
-from ..keys import STOCK, SYMBOL
+from ..keys import SYMBOL
 from ..problem import ConvProblem
 from . import arguments
 

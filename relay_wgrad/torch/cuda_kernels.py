@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..keys import STOCK, SYMBOL
+from ..backend_names import STOCK
+from ..keys import SYMBOL
 from ..problem import ConvProblem
 from .cache import Kernel
 

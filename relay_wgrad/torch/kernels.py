@@ -15,7 +15,7 @@ import torch
 
 from .. import threads
 from ..ambient import outside
-from ..keys import STOCK
+from ..backend_names import STOCK
 from ..layouts import ACTIVATIONS, KERNELS
 from ..locks import lock
 from ..problem import ConvKind, ConvProblem

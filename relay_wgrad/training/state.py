@@ -20,13 +20,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import output
+from ..extras import extra_module
 from .arrays_file import printable
 from .loss_scale import usable
 from .optim import counts_for_all, initial_state, owners, sums_in_state
@@ -45,15 +45,7 @@ _KEYS = ("format", "model", "optimizer", "lr", "steps", "loss_scale", "good_step
 
 
 def _safetensors(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "safetensors":
-            raise
-        raise ModuleNotFoundError(
-            "saving and resuming need safetensors: pip install relay-wgrad[safetensors]",
-            name=error.name,
-        ) from error
+    return extra_module(module, "saving and resuming need safetensors", "safetensors")
 
 
 def check_safetensors() -> None:

@@ -20,8 +20,8 @@ from byoc_cudnn.backends import cudnn
 from byoc_cudnn.table import CODEGENS
 from byoc_cudnn.tuning.record import Record
 from byoc_cudnn.tuning.tune import tune
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.cli.tune import _stock
-from relay_wgrad.keys import STOCK
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.gpu.cudnn_runner import library_tolerance
 from tests.support.gpu.runner import choose_compiler

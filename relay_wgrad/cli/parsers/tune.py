@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...keys import STOCK
+from ...backend_names import STOCK
 from .. import arguments
 
 BATCH = 32  # a GPU is to have something to do

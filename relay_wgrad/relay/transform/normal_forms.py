@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +62,13 @@ def without_lets(function: Function, chosen: Callable[[Var], bool]) -> Function:
     return out
 
 
+def _outwards(scope: Any) -> Iterator[Any]:
+    """A scope, and those around it."""
+    while scope is not None:
+        yield scope
+        scope = scope.outer
+
+
 @dataclass
 class _Scope:
     """The bindings of one body: a function's, or a branch's.  `outer` is the body around it."""
@@ -76,12 +83,7 @@ class _Scope:
             self.taken = self.outer.taken
 
     def find(self, node: Expr) -> Expr | None:
-        scope: _Scope | None = self
-        while scope is not None:
-            if node in scope.known:
-                return scope.known[node]
-            scope = scope.outer
-        return None
+        return next((s.known[node] for s in _outwards(self) if node in s.known), None)
 
     def bind(self, var: Var, value: Expr) -> Var:
         if var in self.taken:
@@ -170,20 +172,10 @@ class _Frame:
     functions: dict[Expr, tuple[Function, _Frame]] = field(default_factory=dict)
 
     def find(self, node: Expr) -> Expr | None:
-        frame: _Frame | None = self
-        while frame is not None:
-            if node in frame.known:
-                return frame.known[node]
-            frame = frame.outer
-        return None
+        return next((f.known[node] for f in _outwards(self) if node in f.known), None)
 
     def callee(self, node: Expr) -> tuple[Function, _Frame] | None:
-        frame: _Frame | None = self
-        while frame is not None:
-            if node in frame.functions:
-                return frame.functions[node]
-            frame = frame.outer
-        return None
+        return next((f.functions[node] for f in _outwards(self) if node in f.functions), None)
 
 
 def inlined(function: Function, mod: IRModule) -> Function:

@@ -23,9 +23,9 @@ from byoc_cudnn.tuning import tune as tuning
 from byoc_cudnn.tuning.record import Measurement, Record
 from byoc_cudnn.tuning.timing import fastest
 from byoc_cudnn.tuning.versions import versions
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.cli import tune as tune_command
 from relay_wgrad.cli.main import main
-from relay_wgrad.keys import STOCK
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.partition_cases import problem_module, regions
 
