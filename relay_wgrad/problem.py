@@ -92,7 +92,7 @@ class ConvProblem:
     t: Size = None
 
     @staticmethod
-    def of(
+    def from_shapes(
         kind: ConvKind, data: Sequence[Size], weight: Sequence[Size], **attributes: Any
     ) -> ConvProblem:
         """The problem of these canonical shapes: (N, C, H, W) and (K, C/groups, R, S), or with

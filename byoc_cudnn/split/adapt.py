@@ -183,7 +183,7 @@ class _Adapter:
         if not isinstance(operand, relax.Var):
             return self._emit(name, value())  # a constant: folded later
         own = partial(self._names.unique, f"{operand.name}_{name}")
-        return self._writer.once((operand, *what), own, value)
+        return self._writer.emit_once((operand, *what), own, value)
 
     def _permuted(self, operand: relax.Expr, src: str, dst: str) -> relax.Expr:
         if src == dst:

@@ -134,7 +134,8 @@ class FunctionPartition:
             backend = CODEGENS[str(inner.attrs[COMPOSITE]).partition(".")[0]]
             self._entry(
                 binding, conv_in(inner), str(inner.attrs[PROBLEM]),
-                backend=backend.name, row=str(inner.attrs[ROW]), source=self.sources.of(value),
+                backend=backend.name, row=str(inner.attrs[ROW]),
+                source=self.sources.weight_and_line(value),
             )  # fmt: skip
         elif family_def(value) is not None and isinstance(binding, relax.VarBinding):
             self._decide(binding)
@@ -148,7 +149,7 @@ class FunctionPartition:
         note = self.notes.get(binding.var)
         if note is None:
             reason = _unreadable(call)
-            self._entry(binding, call, "", reason=reason, source=self.sources.of(call))
+            self._entry(binding, call, "", reason=reason, source=self.sources.weight_and_line(call))
             return
         problem, shown = note.solved, note.problem.repro()
         chains, tried = self._chains(binding)
@@ -169,7 +170,10 @@ class FunctionPartition:
                 tried.append((f"{backend.name}.{row.name}", reason))
             if taken and self.selection is None:
                 break
-        result: dict[str, Any] = {"tried": tuple(tried), "source": self.sources.of(call)}
+        result: dict[str, Any] = {
+            "tried": tuple(tried),
+            "source": self.sources.weight_and_line(call),
+        }
         if not taken:
             self._entry(binding, call, shown, reason=reason, **result)
             return

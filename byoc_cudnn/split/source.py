@@ -36,7 +36,7 @@ class Sources:
     def __init__(self, graph: Graph, conv_of: ConvOf) -> None:
         self._graph, self._conv_of = graph, conv_of
 
-    def of(self, value: relax.Call) -> str:
+    def weight_and_line(self, value: relax.Call) -> str:
         """A call's weight, and its file and line; "" where neither is known."""
         span = value.span
         line = ""

@@ -174,7 +174,7 @@ def _others(
         if backend.generate is None or version is None or not backend.takes(problem):
             continue
         made = _options(backend, given, arch)
-        if backend.under(made).takes(problem):
+        if backend.with_options(made).takes(problem):
             region = Region.of("f", problem, **asdict(made))
             tried = [dict(pins) for pins in backend.tried(region, arch, CANDIDATES)]
             yield _Other(backend, made, version, tried)

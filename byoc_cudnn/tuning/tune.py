@@ -139,7 +139,7 @@ def _regions(what: Any, name: str, options: Any) -> list[Region]:
     if isinstance(what, tvm.IRModule):
         found = regions_of(what, name, options)
     else:
-        backend = backend_of(name).under(options)
+        backend = backend_of(name).with_options(options)
         found = [Region.of("f", p, **asdict(options)) for p in what if backend.takes(p)]
     sizes = ((r, (r.problem.n, r.problem.h, r.problem.w)) for r in found)
     return [r for r, values in sizes if all(isinstance(v, int) for v in values)]

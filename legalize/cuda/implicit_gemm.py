@@ -77,9 +77,9 @@ class View:
 
     def fast(self, role: str) -> str:
         """The axis along which `role`'s memory is contiguous."""
-        return self.along(role)[-1]
+        return self.memory_axes(role)[-1]
 
-    def along(self, role: str) -> tuple[str, ...]:
+    def memory_axes(self, role: str) -> tuple[str, ...]:
         """The axes that matter in a role's memory, outermost first; never empty."""
         layout = self.problem.layout(role)
         sizes = self.problem.shape(role)

@@ -267,7 +267,7 @@ class TrainingGraph:
         Raises ValueError for a pattern that matches none, naming what is near it, and where none is
         left.
         """
-        choice = Choice.of(trainable, freeze)
+        choice = Choice.from_patterns(trainable, freeze)
         names = {name: self.onnx_names.get(name, name) for name in self.trainable}
         kept = choice.of_names(self.name, names)
         out = tuple(name for name in self.trainable if name not in kept)

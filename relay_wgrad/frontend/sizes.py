@@ -33,7 +33,7 @@ class Open:
     def __repr__(self) -> str:
         return NAME if self.times == 1 else f"{self.times}{NAME}"
 
-    def of(self, batch: int) -> int:
+    def at(self, batch: int) -> int:
         """The number, for a batch."""
         return self.times * batch
 
@@ -155,7 +155,7 @@ def at(shape: Sequence[Size], batch: int | None) -> tuple[int, ...]:
         if isinstance(size, Open):
             if batch is None:
                 raise ValueError(f"the batch of {list(shape)} is open: give a number of images")
-            size = size.of(batch)
+            size = size.at(batch)
         found.append(size)
     return tuple(found)
 

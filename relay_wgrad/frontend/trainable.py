@@ -44,7 +44,7 @@ class Choice:
     freeze: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, trainable: Patterns, freeze: Patterns) -> Choice:
+    def from_patterns(cls, trainable: Patterns, freeze: Patterns) -> Choice:
         """Of what a user gives; raises as `patterns` does."""
         return cls(patterns("trainable", trainable), patterns("freeze", freeze))
 

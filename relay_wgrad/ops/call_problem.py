@@ -48,7 +48,7 @@ def problem_of(call: relax.Call) -> ConvProblem:
             raise ValueError(f"{definition.short}: shape or dtype of {role} is unknown: {ty}")
         values = [as_size(v) for v in ty.shape.values]
         sizes[role] = to_layout(values, layouts[role], canonical)
-    return ConvProblem.of(
+    return ConvProblem.from_shapes(
         definition.kind, sizes["data"], sizes["weight"],
         strides=a.strides, padding=a.padding, dilation=a.dilation, groups=a.groups,
         data_layout=a.data_layout, kernel_layout=a.kernel_layout, grad_layout=a.grad_layout,

@@ -40,7 +40,7 @@ def _shape(node: Expr, of: Call) -> tuple[int, ...]:
 
 def _axes_product(node: Call, index: int, layout: str, letters: str) -> int:
     """The product of an argument's sizes along these axes, blocks among them."""
-    axes = Layout.of(layout).axes
+    axes = Layout.parse(layout).axes
     shape = _shape(node.args[index], node)
     sizes = zip(axes, shape, strict=True)
     return prod(size for (axis, _), size in sizes if axis in letters)

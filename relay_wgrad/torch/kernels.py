@@ -312,7 +312,7 @@ def problem_of(key: Any) -> ConvProblem:
     shapes = dict(zip(probe.roles, (first, second, out), strict=True))
     is_last = dict(zip(probe.roles, (*last, last[0] or last[1]), strict=True))
     rank, name = len(strides), DTYPES[dtype]
-    problem = ConvProblem.of(
+    problem = ConvProblem.from_shapes(
         kind, shapes["data"], shapes["weight"], strides=strides, padding=padding,
         dilation=dilation, groups=groups,
         data_layout=LAYOUTS[rank, is_last["data"]][0],

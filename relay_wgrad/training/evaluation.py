@@ -61,7 +61,7 @@ class Evaluator:
         self._of_counts: dict[int, Any] = {}  # programs of the loss of a part of a batch
         self._sized = BySize(graph, self.place, self._compiled, progress)
         if self._sized.is_one:
-            self._sized.of()
+            self._sized.for_batch()
 
     @property
     def compiled(self) -> Compiled:
@@ -108,7 +108,7 @@ class Evaluator:
         for index in range(data.parts):
             batch, count = data.part(index)
             values = [self._tensor(v) for v in self.graph.batch_values(batch)]
-            vm = self._sized.of(batch).vm
+            vm = self._sized.for_batch(batch).vm
             with self.place.memory_errors():
                 outputs = threads.run(vm[ADJOINT], *values, *given)
             is_whole = self.graph.is_open or count == data.size

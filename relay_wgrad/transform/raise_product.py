@@ -155,7 +155,7 @@ class _Block:
         if not isinstance(source, relax.Var):
             return self.writer.emit(self.unique("operand"), value())
         name = partial(self.unique, f"{source.name}_operand")
-        return self.writer.once((source, what), name, value)
+        return self.writer.emit_once((source, what), name, value)
 
     def _image(self, tensor: relax.Expr, cast: str | None = None) -> relax.Expr:
         """A tensor as images or filters of one pixel."""

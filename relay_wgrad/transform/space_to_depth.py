@@ -281,7 +281,7 @@ class _Block:
     ) -> relax.Var:  # fmt: skip
         key = (name, anew, self.key(operand), layout, blocks)
         to_depth = f"{getattr(operand, 'name', 'operand')}_to_depth"
-        return self.writer.once(
+        return self.writer.emit_once(
             key, lambda: to_depth, lambda: self._call(rule, operand, layout, name)
         )
 

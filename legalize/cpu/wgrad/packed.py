@@ -174,7 +174,7 @@ class _Core:
             batch.each() as (number, images, tensors),
         ):
             self.sums = replace(result, buffer=parts)
-            self.pixels, (y, x) = self.pixels.of(images, *tensors)
+            self.pixels, (y, x) = self.pixels.of_images(images, *tensors)
             self._tasks(x, y, number == 0)
 
     def _tasks(self, x: Image, y: Image, is_first: Expr) -> None:

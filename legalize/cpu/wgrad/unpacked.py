@@ -147,7 +147,7 @@ class _Core:
             parts_of(weight, memory, self.panels.size, self.splits, self.lanes) as parts,
             batch.each() as (number, images, tensors),
         ):
-            self.pixels, (y, x) = self.pixels.of(images, *tensors)
+            self.pixels, (y, x) = self.pixels.of_images(images, *tensors)
             self._tasks(x, y, parts, number == 0)
         memory.move_weight(weight, self.panels, False)
 

@@ -93,7 +93,7 @@ def from_onnx(
         batch = operator.index(cast(Any, batch))
     if isinstance(batch, int) and batch < 1:
         raise ValueError(f"batch={batch}: expected a positive number of images")
-    chosen, choice = loss_of(loss), Choice.of(trainable, freeze)
+    chosen, choice = loss_of(loss), Choice.from_patterns(trainable, freeze)
     assert isinstance(chosen, Loss)
     name, proto = load(model)
     opset = opset_of(name, proto)

@@ -55,7 +55,7 @@ def conv_grad(ctx: Context, node: Node) -> list[Any]:
     strides, dilation = per_axis(node, "strides", rank), per_axis(node, "dilations", rank)
     pads = padding_of(node, size, taps, strides, dilation)
     made = ConvGradients(ctx, strides, pads, dilation, int(node.attr("group", 1)))
-    of_x, of_weight = made.of(dy, x, weight, [_has_result(node, 0), _has_result(node, 1)])
+    of_x, of_weight = made.gradients(dy, x, weight, [_has_result(node, 0), _has_result(node, 1)])
     bias = None
     if _has_result(node, 2):
         bias = ctx.emit(op.sum(dy, [a for a in range(rank + 2) if a != 1]))

@@ -106,7 +106,7 @@ def from_torch(
     made = exported(
         pytorch(), module, example_inputs, OPS, batch == NAME, dropout=dropout == "mask"
     )
-    choice = Choice.of(trainable, freeze)
+    choice = Choice.from_patterns(trainable, freeze)
     options = Options(_dtype(made.program), bn, dropout, 0, random=random, choice=choice)
     return _Import(made, name or made.title, options).graph(wanted, output, checkpoint)
 

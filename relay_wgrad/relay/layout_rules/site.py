@@ -107,7 +107,7 @@ class Site:
         axes = axes or next((v.axes for v in values if v.axes and v.ndim == ndim), None)
         return order, axes
 
-    def made(self, args: Sequence[Expr], **changes: Any) -> Call:
+    def changed_call(self, args: Sequence[Expr], **changes: Any) -> Call:
         """The call with other arguments and attributes."""
         if all(self.attrs[name] == value for name, value in changes.items()):
             return with_args(self.call, args)

@@ -168,7 +168,7 @@ def on_whole_axes(build: Builder) -> Builder:
             shape = tuple(sizes[axis] for axis in names)
             types.append(TensorType(shape, s.tensor(index).dtype))
         made = whole_sizes(replace(s, types=(s.out,)), 0, "layout", layout)
-        out = TensorType(tuple(made[axis] for axis in names), s.made.dtype)
+        out = TensorType(tuple(made[axis] for axis in names), s.result_type.dtype)
         attrs = {**s.attrs, "layout": names}
         inner = replace(s, args=tuple(args), types=tuple(types), attrs=attrs, out=out)
         return relayout(s, s.emit(build(inner)), merged, axes, made)

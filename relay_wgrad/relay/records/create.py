@@ -30,11 +30,11 @@ def _of_value(s: Site, fill: Any) -> Any:
     value = constant_value(fill)
     if value is None or np.isfinite(value.astype("float64")):
         if s.op == "full_like":
-            return R.full_like(s.args[0], fill, s.made.dtype)
-        return R.full(s.sizes(s.out), fill, s.made.dtype)
+            return R.full_like(s.args[0], fill, s.result_type.dtype)
+        return R.full(s.sizes(s.out), fill, s.result_type.dtype)
     with np.errstate(all="ignore"):  # as `cast`
-        one = relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.made.dtype))))
-    return R.broadcast_to(one, s.sizes(s.out)) if s.made.shape else one
+        one = relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.result_type.dtype))))
+    return R.broadcast_to(one, s.sizes(s.out)) if s.result_type.shape else one
 
 
 def _full_like_type(call: Call) -> Type:
@@ -46,7 +46,7 @@ def _full_like_type(call: Call) -> Type:
 
 def _filled(value: float) -> Any:
     def build(s: Site) -> Any:
-        return (R.ones if value else R.zeros)(s.sizes(s.out), s.made.dtype)
+        return (R.ones if value else R.zeros)(s.sizes(s.out), s.result_type.dtype)
 
     return build
 
@@ -62,12 +62,12 @@ def _one_hot_type(call: Call) -> Type:
 
 def _one_hot(s: Site) -> Any:
     """Indices compared with 0 … depth - 1."""
-    ndim = len(s.made.shape)
+    ndim = len(s.result_type.shape)
     axis = s.axis(s.attrs["axis"], ndim)
     count = s.emit(R.arange(0, s.attrs["depth"], 1, s.tensor().dtype))
     count = s.emit(R.reshape(count, [-1 if i == axis else 1 for i in range(ndim)]))
     here = s.emit(R.equal(s.emit(R.expand_dims(s.args[0], axis)), count))
-    on, off = (s.emit(R.astype(x, s.made.dtype)) for x in s.args[1:])
+    on, off = (s.emit(R.astype(x, s.result_type.dtype)) for x in s.args[1:])
     return R.where(here, on, off)
 
 

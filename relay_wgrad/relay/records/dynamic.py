@@ -190,14 +190,14 @@ def _tile(s: Site) -> Any:
 
 def _full(s: Site) -> Any:
     fill = s.args[0]
-    if s.tensor().dtype != s.made.dtype:
-        fill = s.emit(R.astype(fill, s.made.dtype))
+    if s.tensor().dtype != s.result_type.dtype:
+        fill = s.emit(R.astype(fill, s.result_type.dtype))
     return R.broadcast_to(fill, stated(s, 1))
 
 
 def _filled(make: Any) -> Any:
     def build(s: Site) -> Any:
-        return make(stated(s, 0), s.made.dtype)
+        return make(stated(s, 0), s.result_type.dtype)
 
     return build
 
@@ -213,7 +213,7 @@ def _one_hot_type(call: Call) -> Type:
 
 
 def _one_hot(s: Site) -> Any:
-    dtype, axis = s.made.dtype, s.axis(s.attrs["axis"], len(s.made.shape))
+    dtype, axis = s.result_type.dtype, s.axis(s.attrs["axis"], len(s.result_type.shape))
     (depth,) = sizes(s, 1, lambda i, k: k[()].astype("int64"), s.args[3])
     dims = s.sizes(s.tensor())
 

@@ -145,14 +145,14 @@ def _cast_like_type(call: Call) -> Type:
 
 
 def _cast(s: Site) -> Any:
-    if s.made.dtype == s.tensor().dtype:
+    if s.result_type.dtype == s.tensor().dtype:
         return s.args[0]
     value = constant_value(s.args[0])
     if value is not None and not value.ndim:
         # TVM's way with scalars refuses 200 as an int8; C, and Relay's kernels, wrap around.
         with np.errstate(all="ignore"):
-            return relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.made.dtype))))
-    return R.astype(s.args[0], s.made.dtype)
+            return relax.const(tvm.runtime.tensor(value.astype(numpy_dtype(s.result_type.dtype))))
+    return R.astype(s.args[0], s.result_type.dtype)
 
 
 # What Relay means by a name, where it is not what the record builds.

@@ -107,7 +107,7 @@ def _crop(s: Site) -> Any:
     batch = to_layout(s.tensor().shape, a["layout"], "NCHW")[0]
     if not isinstance(batch, int):
         s.fail(f"cannot be built with an unknown batch, got {show(s.tensor())}")
-    which, dtype = clipped(s, s.args[2], s.tensor(2).dtype, batch), s.made.dtype
+    which, dtype = clipped(s, s.args[2], s.tensor(2).dtype, batch), s.result_type.dtype
 
     def cut(s: Site, data: Any, boxes: Any, which: Any) -> Any:
         return topi.image.crop_and_resize(

@@ -205,7 +205,7 @@ def resize_matrix(size: int, out: int, linear: bool, align: bool) -> Any:
 def _upsampling(s: Site) -> Any:
     """Along H, then W: whole factors of the nearest pixel by broadcasting, else by a matrix."""
     x, a = s.args[0], s.attrs
-    dims, outs, sizes = s.tensor().shape, s.made.shape, s.sizes(s.tensor())
+    dims, outs, sizes = s.tensor().shape, s.result_type.shape, s.sizes(s.tensor())
     linear, align = a["method"] == "bilinear", a["align_corners"]
     for axis, name in zip(spatial_axes(s, a["layout"]), _SCALES[-2:], strict=True):
         size, out = dims[axis], outs[axis]

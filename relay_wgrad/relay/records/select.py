@@ -254,7 +254,7 @@ def _slice_like_type(call: Call) -> Type:
 
 def _slice_like(s: Site) -> Any:
     sizes = s.sizes(s.out)
-    pairs = zip(s.made.shape, s.tensor().shape, strict=True)
+    pairs = zip(s.result_type.shape, s.tensor().shape, strict=True)
     axes = [i for i, (n, m) in enumerate(pairs) if n != m]
     if not axes:
         return s.args[0]
@@ -315,7 +315,7 @@ def _take(s: Site) -> Any:
     if len(index_shape) == 1:
         return R.take(data, indices, axis, mode)
     taken = s.emit(R.take(data, s.emit(s.reshape(indices, (-1,))), axis, mode))
-    return s.reshape(taken, s.made.shape)
+    return s.reshape(taken, s.result_type.shape)
 
 
 def _reverse_type(call: Call) -> Type:

@@ -22,7 +22,7 @@ R = relax.op
 
 def _to_out(s: Site) -> Any:
     """A reshape to the result's type."""
-    return s.reshape(s.args[0], s.made.shape)
+    return s.reshape(s.args[0], s.result_type.shape)
 
 
 def _reshape_type(call: Call) -> Type:
@@ -62,7 +62,7 @@ def _reshape_like_type(call: Call) -> Type:
 
 def _reshape_like(s: Site) -> Any:
     """The run compares the numbers of elements where they are not proved to be one."""
-    if same(product(s.tensor().shape), product(s.made.shape)):
+    if same(product(s.tensor().shape), product(s.result_type.shape)):
         return _to_out(s)
     return reshaped(s, s.args[0], s.sizes(s.tensor()), s.sizes(s.out))
 
@@ -201,7 +201,7 @@ def _must_broadcast_back(call: Call, small: TensorType) -> TensorType:
 
 
 def _collapse(s: Site) -> Any:
-    if s.made.shape == s.tensor().shape and ANY not in s.made.shape:
+    if s.result_type.shape == s.tensor().shape and ANY not in s.result_type.shape:
         return s.args[0]
     if s.op == "collapse_sum_like":
         return R.collapse_sum_to(s.args[0], s.shape(1))

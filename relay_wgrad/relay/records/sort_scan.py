@@ -38,8 +38,8 @@ def _arange_type(call: Call) -> Type:
 
 def _arange(s: Site) -> Any:
     """Of its arguments, as Relay's: the attributes say how many there are, where that is known."""
-    dtype = s.made.dtype
-    count = _count_of_run(s) if s.made.shape == (ANY,) else s.sizes(s.out)[0]
+    dtype = s.result_type.dtype
+    count = _count_of_run(s) if s.result_type.shape == (ANY,) else s.sizes(s.out)[0]
 
     def line(s: Site, start: Any, step: Any) -> Any:
         def at(i: Any) -> Any:
@@ -102,10 +102,14 @@ _SCANS = {"cumsum": topi.cumsum, "cumprod": topi.cumprod}
 def _scan(s: Site) -> Any:
     a = s.attrs
     axis = None if a["axis"] is None else s.axis(a["axis"], len(s.tensor().shape))
-    x = s.args[0] if s.tensor().dtype == s.made.dtype else s.emit(R.astype(s.args[0], s.made.dtype))
+    x = (
+        s.args[0]
+        if s.tensor().dtype == s.result_type.dtype
+        else s.emit(R.astype(s.args[0], s.result_type.dtype))
+    )
 
     def scan(s: Site, data: Any) -> Any:
-        return _SCANS[s.op](data, axis, s.made.dtype, a["exclusive"])
+        return _SCANS[s.op](data, axis, s.result_type.dtype, a["exclusive"])
 
     return program(s, scan, x)
 
@@ -194,14 +198,14 @@ def _size_type(call: Call) -> Type:
 
 def _shape(s: Site) -> Any:
     """A constant, but for what only the run knows."""
-    shape, dtype = s.tensor().shape, s.made.dtype
+    shape, dtype = s.tensor().shape, s.result_type.dtype
     if all(isinstance(size, int) for size in shape):
         return relax.const(tvm.runtime.tensor(np.array(shape, dtype)))
     return R.astype(s.emit(R.shape_to_tensor(s.emit(R.shape_of(s.args[0])))), dtype)
 
 
 def _size(s: Site) -> Any:
-    shape, dtype = s.tensor().shape, s.made.dtype
+    shape, dtype = s.tensor().shape, s.result_type.dtype
     total = product(shape)
     if isinstance(total, int):
         return relax.const(tvm.runtime.tensor(np.array(total, dtype)))

@@ -116,7 +116,7 @@ class Site(Call):
     out: Type
 
     @property
-    def made(self) -> TensorType:
+    def result_type(self) -> TensorType:
         """The result's type, of an operator that makes one tensor."""
         assert isinstance(self.out, TensorType)
         return self.out

@@ -167,7 +167,7 @@ class _Altered:
     ) -> State | None:
         for value, src, dst in zip(values, first.inputs, second.inputs, strict=True):
             known = value.new or src
-            if not (src.fits(dst) or len(src.whole) < len(dst.whole)) or (
+            if not (src.fits(dst) or len(src.primal_axes) < len(dst.primal_axes)) or (
                 value.old is not None and value.old != src and not known.fits(value.old)
             ):
                 return None
@@ -236,12 +236,12 @@ def _altered(form: Any, node: Call, args: Sequence[Expr], types: Sequence[Any]) 
 
 def _transformed(node: Expr, src: Layout, dst: Layout) -> Expr:
     """A node in another layout, by axes of size 1 put before its own where it has fewer."""
-    missing = [axis for axis in dst.whole if axis not in src.whole]
-    if len(src.whole) < len(dst.whole):
+    missing = [axis for axis in dst.primal_axes if axis not in src.primal_axes]
+    if len(src.primal_axes) < len(dst.primal_axes):
         ty = node.checked_type
         if isinstance(ty, TensorType) and not ty.shape:
             return node
-        count = len(dst.whole) - len(src.whole)
+        count = len(dst.primal_axes) - len(src.primal_axes)
         node = call("expand_dims", node, axis=0, num_newaxis=count)
         src = Layout((*((axis, 0) for axis in missing), *src.axes))
     if src == dst:

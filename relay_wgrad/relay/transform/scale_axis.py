@@ -79,8 +79,8 @@ def channels(node: Call, of_result: bool) -> Channels | None:
         end = len(data.shape) - 1
         return Channels((end,), (0,) if of_result else (len(weight.shape) - 1,))
     a = attributes(node, name)
-    kernel = Layout.of(str(a.kernel_layout))
-    layout = Layout.of(str((a.out_layout if of_result else None) or a.data_layout))
+    kernel = Layout.parse(str(a.kernel_layout))
+    layout = Layout.parse(str((a.out_layout if of_result else None) or a.data_layout))
     ty = out if of_result else data
     groups = int(a.groups)
     # Of a depthwise convolution the output channels are the input's.

@@ -46,7 +46,7 @@ def test_they_are_taken_when_asked_for(family: str, kind: ConvKind) -> None:
     assert report.rows() == {f"cuda_direct.{kind.value}": 1}
     _, report = byoc_cudnn.partition(module, ["cudnn", "cuda_direct"], strict=True)
     assert report.rows() == {f"cudnn.{kind.value}": 1}
-    faster = BACKENDS["cuda_direct"].under(Options(faster=True))
+    faster = BACKENDS["cuda_direct"].with_options(Options(faster=True))
     assert faster.takes(problem_of(family, kind))
 
 
