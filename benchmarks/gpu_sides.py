@@ -321,7 +321,7 @@ def _library(
     from tvm.target import Target
 
     import byoc_cudnn
-    from byoc_cudnn.tuning.missing_measurements import measured
+    from byoc_cudnn.tuning.missing_measurements import record_with
     from byoc_cudnn.tuning.versions import arch_of
     from relay_wgrad.pipeline.cuda import cuda_pipeline
     from relay_wgrad.training.cuda_tools import cuda_compiler
@@ -337,7 +337,7 @@ def _library(
     record = None
     if select == "measured":
         turns.keep()
-        record = measured(mod, backends, given, where.device)
+        record = record_with(mod, backends, given, where.device)
     mod, report = byoc_cudnn.partition(
         mod, backends, products=True, select=how, record=record, **given
     )

@@ -25,7 +25,7 @@ from benchmarks.kept import Rows, add_options
 from benchmarks.layout_equality import machine
 from relay_wgrad.frontend import GradientGraph, from_stablehlo
 from relay_wgrad.jax import value_and_grad
-from relay_wgrad.ops.view import family_def
+from relay_wgrad.ops.call_problem import family_def
 
 
 def convolutions(graph: GradientGraph) -> list[str]:

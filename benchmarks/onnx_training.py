@@ -31,7 +31,7 @@ from benchmarks.layout_equality import machine
 from benchmarks.network_checks import FLOOR, QUICK
 from benchmarks.onnx_zoo import names, step
 from relay_wgrad.frontend import GradientGraph, from_onnx_training
-from relay_wgrad.ops.view import family_def
+from relay_wgrad.ops.call_problem import family_def
 from relay_wgrad.problem import ConvKind
 
 

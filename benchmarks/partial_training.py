@@ -125,7 +125,7 @@ def ours(case: Case) -> Ready:
     import relay_wgrad
     from relay_wgrad.cores import configure_threads
     from relay_wgrad.frontend import from_torch
-    from relay_wgrad.inspection.partial import left_out
+    from relay_wgrad.inspection.partial_training import left_out
     from relay_wgrad.training import Trainer
 
     relay_wgrad.register()

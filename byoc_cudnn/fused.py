@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.tirx import FloatImm, IntImm
 
 from relay_wgrad.ir import op_name
-from relay_wgrad.ops.view import family_def
+from relay_wgrad.ops.call_problem import family_def
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import tvm
 
-from relay_wgrad.argument_types import truth
+from relay_wgrad.argument_types import checked_bool
 from relay_wgrad.transform.raising.transform import find_conv_backward
 
 from .report import PRODUCT, Report
@@ -142,7 +142,7 @@ def _partition(
     options: Mapping[str, Any],
 ) -> tuple[Any, Report]:
     for name, value in (("strict", strict), ("fuse", fuse), ("products", products)):
-        truth(f"partition: {name}", value)
+        checked_bool(f"partition: {name}", value)
     for_relay = _relay_of(mod)
     if for_relay is None:
         check_registered()

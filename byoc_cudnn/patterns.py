@@ -14,7 +14,7 @@ from operator import or_
 from tvm import relax
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 
-from relay_wgrad.ops.view import family_def
+from relay_wgrad.ops.call_problem import family_def
 from relay_wgrad.problem import ROLES, ConvKind, ConvProblem
 
 from . import fused

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.problem import ConvKind
 
 from . import fused
 from .backends import GIVEN, base
 from .backends.base import Backend, Check, Row, option_names, rows_of
 from .codegen import external
-
-STOCK = "tvm"  # in records, the "backend" of the kernel that a convolution gets where it stays
-
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in GIVEN}
 ROWS: tuple[Row, ...] = tuple(row for backend in BACKENDS.values() for row in backend.rows)

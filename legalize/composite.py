@@ -36,11 +36,11 @@ from tvm.relax import op as R
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
-from relay_wgrad.argument_types import truth
+from relay_wgrad.argument_types import checked_bool
 from relay_wgrad.ir import expressions, is_taken
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation, swap_io
 from relay_wgrad.ops.algebra import DGRAD_NAME, WGRAD_NAME
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from relay_wgrad.problem import ConvProblem, transposed_size
 from relay_wgrad.registry import upstream_rule
 from relay_wgrad.relation import as_size
@@ -292,8 +292,8 @@ def composite(mod: tvm.IRModule, weight: bool = True, data: bool = False) -> tvm
     ValueError : for an operand whose shape or dtype is unknown.
     TypeError : for a switch that is neither True nor False.
     """
-    truth("composite: weight", weight)
-    truth("composite: data", data)
+    checked_bool("composite: weight", weight)
+    checked_bool("composite: data", data)
     rules: dict[str, Callable[..., Expr]] = {}
     if weight:
         rules[WGRAD_NAME] = _weight

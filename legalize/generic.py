@@ -99,7 +99,7 @@ def _axes(names: str, sizes: Sequence[Expr]) -> list[Expr]:
 def _fprop(problem: ConvProblem, data: Expr, weight: Expr) -> _Parts:
     n, c, *size = _sizes(problem, "data", data)
     k, cg, *taps = _sizes(problem, "weight", weight)
-    sized = ConvProblem.of(
+    sized = ConvProblem.from_shapes(
         problem.kind, (n, c, *size), (k, cg, *taps),
         strides=problem.strides, padding=problem.padding, dilation=problem.dilation,
     )  # fmt: skip

@@ -22,8 +22,8 @@ from tvm.target import Target
 from relay_wgrad import keys
 from relay_wgrad.ir import OPAQUE
 from relay_wgrad.opdef import OpDef
+from relay_wgrad.ops.call_problem import problem_of
 from relay_wgrad.ops.conv import is_family
-from relay_wgrad.ops.view import problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from . import generic

@@ -11,6 +11,7 @@ from . import threads as threads
 from . import torch as torch
 from . import training as training
 from . import transform as transform
+from .ops.call_problem import problem_of as problem_of
 from .ops.conv import conv2d as conv2d
 from .ops.conv import conv3d as conv3d
 from .ops.conv_backward_data import conv2d_backward_data as conv2d_backward_data
@@ -22,7 +23,6 @@ from .ops.conv_transpose import conv2d_transpose_backward_data as conv2d_transpo
 from .ops.conv_transpose import (
     conv2d_transpose_backward_weight as conv2d_transpose_backward_weight,
 )
-from .ops.view import problem_of as problem_of
 from .problem import ConvKind as ConvKind
 from .problem import ConvProblem as ConvProblem
 from .registry import check_tvm as check_tvm

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 
-def of_type(what: str, value: Any, types: type | tuple[type, ...], rule: str) -> None:
+def check_type(what: str, value: Any, types: type | tuple[type, ...], rule: str) -> None:
     """Raises TypeError for a value of another type; `rule` is in words, as "a dict of arrays"."""
     if not isinstance(value, types):
         raise TypeError(f"{what} must be {rule}, got {type(value).__name__}")
 
 
-def truth(what: str, value: Any) -> bool:
+def checked_bool(what: str, value: Any) -> bool:
     """True or False, NumPy's too.  Raises TypeError for anything else, as 1, None and "no"."""
-    of_type(what, value, (bool, np.bool_), "True or False")
+    check_type(what, value, (bool, np.bool_), "True or False")
     return bool(value)
 
 
-def whole(what: str, value: Any, least: int) -> int:
+def checked_integer(what: str, value: Any, least: int) -> int:
     """An integer, NumPy's too.  Raises TypeError for another type, ValueError for less."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{what} must be an integer of at least {least}, got {value!r:.100}")

@@ -80,11 +80,11 @@ def as_ints(op: str, name: str, value: Any) -> tuple[int, ...]:
 
 def pair(op: str, name: str, value: Any) -> tuple[int, int]:
     """(height, width) from one or two ints."""
-    height, width = each(op, name, value, 2)
+    height, width = per_dimension(op, name, value, 2)
     return (height, width)
 
 
-def each(op: str, name: str, value: Any, rank: int) -> tuple[int, ...]:
+def per_dimension(op: str, name: str, value: Any, rank: int) -> tuple[int, ...]:
     """One int for each dimension, depth first, from one int or all of them."""
     v = as_ints(op, name, value)
     if len(v) not in (1, rank):
@@ -129,10 +129,10 @@ def dtype_name(op: str, value: Any) -> str | None:
 
 # The new ops' attributes in the order in which constructors take them, with their readers.
 _READERS: dict[str, Any] = {
-    "kernel_size": lambda op, v, rank: each(op, "kernel_size", v, rank),
-    "strides": lambda op, v, rank: each(op, "strides", v, rank),
+    "kernel_size": lambda op, v, rank: per_dimension(op, "kernel_size", v, rank),
+    "strides": lambda op, v, rank: per_dimension(op, "strides", v, rank),
     "padding": ends,
-    "dilation": lambda op, v, rank: each(op, "dilation", v, rank),
+    "dilation": lambda op, v, rank: per_dimension(op, "dilation", v, rank),
     "groups": lambda op, v, _: as_int(op, "groups", v),
     "grad_layout": lambda op, v, _: layout(op, "grad_layout", v),
     "data_layout": lambda op, v, _: layout(op, "data_layout", v),
@@ -209,7 +209,9 @@ def read_conv_transpose(call: relax.Call, rank: int) -> ConvAttrs:
         data_layout=a.grad_layout,
         kernel_layout=swap_io(a.kernel_layout),
         grad_layout=a.data_layout,
-        output_padding=each(op, "output_padding", _stored(call, op, "output_padding"), rank),
+        output_padding=per_dimension(
+            op, "output_padding", _stored(call, op, "output_padding"), rank
+        ),
     )
 
 
@@ -217,9 +219,9 @@ def _read_upstream(call: relax.Call, op: str, rank: int) -> ConvAttrs:
     """What both store alike, under the attributes' own names."""
     activation, kernel = ACTIVATIONS[rank], KERNELS[rank]
     return ConvAttrs(
-        strides=each(op, "strides", _stored(call, op, "strides"), rank),
+        strides=per_dimension(op, "strides", _stored(call, op, "strides"), rank),
         padding=ends(op, _stored(call, op, "padding"), rank),
-        dilation=each(op, "dilation", _stored(call, op, "dilation"), rank),
+        dilation=per_dimension(op, "dilation", _stored(call, op, "dilation"), rank),
         groups=as_int(op, "groups", _stored(call, op, "groups")),
         data_layout=_stored_layout(call, op, "data_layout", activation),
         kernel_layout=_stored_layout(call, op, "kernel_layout", kernel),

@@ -36,27 +36,27 @@ class RunSize:
         return int(expr.value) if isinstance(expr, tirx.IntImm) else RunSize(expr, self._shown)
 
     def __add__(self, other: Any) -> Any:
-        return self._made(self.expr + plain(other))
+        return self._made(self.expr + tvm_size(other))
 
     def __radd__(self, other: Any) -> Any:
-        return self._made(plain(other) + self.expr)
+        return self._made(tvm_size(other) + self.expr)
 
     def __sub__(self, other: Any) -> Any:
-        return self._made(self.expr - plain(other))
+        return self._made(self.expr - tvm_size(other))
 
     def __rsub__(self, other: Any) -> Any:
-        return self._made(plain(other) - self.expr)
+        return self._made(tvm_size(other) - self.expr)
 
     def __mul__(self, other: Any) -> Any:
-        return self._made(self.expr * plain(other))
+        return self._made(self.expr * tvm_size(other))
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Any) -> Any:
-        return self._made(tirx.floordiv(self.expr, plain(other)))
+        return self._made(tirx.floordiv(self.expr, tvm_size(other)))
 
     def __mod__(self, other: Any) -> Any:
-        return self._made(tirx.floormod(self.expr, plain(other)))
+        return self._made(tirx.floormod(self.expr, tvm_size(other)))
 
     def __str__(self) -> str:
         self._shown.append(self.expr)
@@ -65,7 +65,7 @@ class RunSize:
     __repr__ = __str__
 
 
-def plain(size: Any) -> Any:
+def tvm_size(size: Any) -> Any:
     """A size as TVM takes it."""
     return size.expr if isinstance(size, RunSize) else size
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .argument_types import of_type
+from .argument_types import check_type
 
 
 def usable_cores() -> list[int]:
@@ -49,7 +49,9 @@ def configure_threads(most: int | None = None) -> int:
     """
     import tvm
 
-    of_type("configure_threads: most", most, (int, np.integer, type(None)), "a number of threads")
+    check_type(
+        "configure_threads: most", most, (int, np.integer, type(None)), "a number of threads"
+    )
     given = os.environ.get("TVM_NUM_THREADS", "1")
     if not (given.isascii() and given.isdecimal() and len(given) < 6 and 0 < int(given) <= _MOST):
         raise ValueError(f"TVM_NUM_THREADS must be from 1 to {_MOST}, got {given!r}")

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from .argument_types import of_type
+from .argument_types import check_type
 from .layouts import ACTIVATION, ACTIVATIONS, KERNEL, KERNELS, is_permutation, to_layout
 from .rules import Rules, Size, out_size
 
@@ -92,7 +92,7 @@ class ConvProblem:
     t: Size = None
 
     @staticmethod
-    def of(
+    def from_shapes(
         kind: ConvKind, data: Sequence[Size], weight: Sequence[Size], **attributes: Any
     ) -> ConvProblem:
         """The problem of these canonical shapes: (N, C, H, W) and (K, C/groups, R, S), or with
@@ -261,7 +261,7 @@ class ConvProblem:
         Raises ValueError naming the field that is missing, unknown or malformed, or what does not
         fit; TypeError for what is no text.
         """
-        of_type("ConvProblem.parse: line", line, str, "a problem as text")
+        check_type("ConvProblem.parse: line", line, str, "a problem as text")
         return _parsed(line)
 
     def with_kind(self, kind: ConvKind) -> ConvProblem:

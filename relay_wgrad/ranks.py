@@ -26,7 +26,7 @@ _ENDS = {
 }
 
 
-def named(function: F, name: str, rank: int, **words: str) -> F:
+def for_rank(function: F, name: str, rank: int, **words: str) -> F:
     """The function under its public name, its docstring with the words of its rank: `{pixels}` is
     H, W of an image, `{size}` H alone, `{first}` and `{last}` what pads it, and so on.
 

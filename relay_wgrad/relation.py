@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.sym import Analyzer
 
 from .attrs import ConvAttrs
-from .conditions import Conditions, RunSize, plain
+from .conditions import Conditions, RunSize, tvm_size
 from .layouts import is_permutation, to_layout
 from .problem import DTYPE_BYTES
 from .rules import Rules, Size, Truth
@@ -78,7 +78,7 @@ class Checks(Rules):
         """The smaller of two sizes."""
         if self.run is None or (isinstance(a, int) and isinstance(b, int)):
             return min(a, b)
-        return self.run.size(tirx.min(plain(a), plain(b)))
+        return self.run.size(tirx.min(tvm_size(a), tvm_size(b)))
 
     def long_enough(self, sizes: Sequence[Size], axis: int, least: int, rule: str) -> None:
         """So many elements along an axis."""
@@ -205,7 +205,7 @@ class Relation(Checks):
         dtype, vdevice = self.result_dtype(operands), self.result_vdevice(operands)
         if shape is None:
             return relax.TensorType(None, dtype, vdevice, ndim=len(layout))
-        sizes = to_layout([plain(self.simplify(v)) for v in shape], canonical, layout)
+        sizes = to_layout([tvm_size(self.simplify(v)) for v in shape], canonical, layout)
         return relax.TensorType(list(sizes), dtype, vdevice)
 
     def result_dtype(self, operands: Sequence[relax.Expr]) -> str | None:

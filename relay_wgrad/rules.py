@@ -2,7 +2,7 @@
 
 Calls are checked by it (`relation.Relation`), problems (`ConvProblem.check`) and what frameworks
 say of a convolution (`conventions`); front ends translate and check nothing of it.  Relay's surface
-has Relay's own words (`relay.ops.conv`).
+has Relay's own words (`relay.records.conv`).
 
 A rule is refused only when it is provably broken: what is no number is trusted, as TVM does.
 """

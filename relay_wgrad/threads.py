@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from threading import get_ident
 from typing import Any
 
-from .argument_types import whole
+from .argument_types import checked_integer
 from .cores import configure_threads
 
 RUNNERS = 2
@@ -55,7 +55,7 @@ def run(function: Callable[..., Any], *args: Any, threads: int | None = None) ->
     fewer `threads` than 1, TypeError for a number of them that is no integer.
     """
     if threads is not None:
-        whole("run: threads", threads, 1)
+        checked_integer("run: threads", threads, 1)
     if _mine.is_runner:  # a function that calls back
         return function(*args)
     if get_ident() == _main:

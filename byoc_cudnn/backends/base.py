@@ -163,7 +163,7 @@ class Backend:
         """The function of a generated source that says what was chosen; it may be missing."""
         return plans_of(self.codegen)
 
-    def under(self, options: Any) -> Backend:
+    def with_options(self, options: Any) -> Backend:
         """The backend as it decides under options."""
         if self.bound is None:
             return self

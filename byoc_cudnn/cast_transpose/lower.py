@@ -13,8 +13,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import normal, with_bindings
-from relay_wgrad.graph.view import Graph
 from relay_wgrad.graph.walk import dataflow_block, functions_in
 from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of

@@ -14,8 +14,8 @@ from typing import Any
 import tvm
 from tvm import get_global_func, relax
 
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import normal, rebuilt, substitute, variable_of
-from relay_wgrad.graph.view import Graph
 from relay_wgrad.graph.walk import Block, functions_in, variables_of
 from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.relation import as_size

@@ -14,10 +14,10 @@ from typing import Any
 
 from tvm import relax
 
-from relay_wgrad.argument_types import of_type
-from relay_wgrad.graph.view import Graph
+from relay_wgrad.argument_types import check_type
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.keys import OPTIONS, SYMBOL
-from relay_wgrad.ops.view import problem_of
+from relay_wgrad.ops.call_problem import problem_of
 from relay_wgrad.problem import ConvProblem
 
 from ..fused import STEPS, conv_and_steps
@@ -77,7 +77,7 @@ def read_region(func: relax.Function) -> Region:
     Raises ValueError where it is none: no composite, or one that holds something else than a
     convolution and its epilogue; TypeError for what is no Relax function.
     """
-    of_type("read_region: func", func, relax.Function, "a Relax function")
+    check_type("read_region: func", func, relax.Function, "a Relax function")
     symbol = symbol_of(func)
     graph = Graph(func)
     composites: list[Any] = [v for v in graph.value.values() if isinstance(v, relax.Function)]

@@ -6,11 +6,13 @@ import math
 import re
 from dataclasses import dataclass
 
+from relay_wgrad.ops import batch_norm
+
 from ..decision import YES, Decision, no
 from ..pool.call import check_windows
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-ACTIVATIONS = ("", "relu", "relu6", "silu")
+ACTIVATIONS = tuple(batch_norm.ACTIVATIONS)
 DIRECTIONS = ("forward", "backward")
 LAYOUTS = ("NHWC",)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
@@ -114,8 +116,11 @@ def check(call: NormCall) -> Decision:
     ):
         if value not in known:
             return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
-    if call.stored and call.activation == "silu":
-        return no("silu's gradient is not told by what is stored: y; without a residual it is by x")
+    if call.stored and not batch_norm.ACTIVATIONS[call.activation].by_result:
+        return no(
+            f"{call.activation}'s gradient is not told by what is stored: y;"
+            " without a residual it is by x"
+        )
     if call.bits and not (call.residual and call.activation in ("relu", "relu6")):
         return no("bits are of relu or relu6 after a residual; else x tells what passes")
     if call.second and not (call.residual and call.bits):

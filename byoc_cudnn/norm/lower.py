@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from relay_wgrad.graph.view import Graph
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import op_name
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD, dtype_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import relax
 
-from relay_wgrad.graph.view import Graph
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import op_name
 
 from ..codegen.lowering import Plan

@@ -14,7 +14,7 @@ from tvm import relax
 
 from relay_wgrad.attrs import padding4, pair
 from relay_wgrad.dtypes import HALVES
-from relay_wgrad.graph.view import Graph
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import op_name
 
 from ..codegen.lowering import DirectEntry, Plan, Site, lower

@@ -20,7 +20,7 @@ from relay_wgrad.relay.dataflow_pattern.partition import extract
 from relay_wgrad.relay.hashing import structural_hash
 from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.op.contrib import register_pattern_table
-from relay_wgrad.relay.ops import REGISTRY
+from relay_wgrad.relay.records import REGISTRY
 
 from ..backends.base import Backend, Row
 from ..fused import EPILOGUES, OPERAND, VALUE, Form

@@ -38,7 +38,7 @@ from relay_wgrad.graph.rebuild import Names, Writer, rebuilt, with_span
 from relay_wgrad.graph.walk import Block
 from relay_wgrad.layouts import permutation, swap_io
 from relay_wgrad.ops.algebra import TRANSPOSED, dgrad_call, fprop_call, wgrad_call
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem, symmetric
 
 from ..decision import Decision
@@ -183,7 +183,7 @@ class _Adapter:
         if not isinstance(operand, relax.Var):
             return self._emit(name, value())  # a constant: folded later
         own = partial(self._names.unique, f"{operand.name}_{name}")
-        return self._writer.once((operand, *what), own, value)
+        return self._writer.emit_once((operand, *what), own, value)
 
     def _permuted(self, operand: relax.Expr, src: str, dst: str) -> relax.Expr:
         if src == dst:

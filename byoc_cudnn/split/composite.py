@@ -20,7 +20,7 @@ from relay_wgrad.graph.walk import bindings_of
 from relay_wgrad.ir import op_name
 from relay_wgrad.keys import CODEGEN, COMPOSITE, OPTIONS, PROBLEM, ROW, SYMBOL
 from relay_wgrad.ops.algebra import DGRADS
-from relay_wgrad.ops.view import problem_of
+from relay_wgrad.ops.call_problem import problem_of
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.relation import as_size
 

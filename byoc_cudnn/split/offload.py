@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import tvm
 from tvm import relax
 
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import bound, rebuilt
-from relay_wgrad.graph.view import Graph
 from relay_wgrad.graph.walk import Block
 from relay_wgrad.ir import expressions, op_name
 from relay_wgrad.keys import COMPOSITE, PROBLEM, ROW
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..backends.base import Backend, Row
@@ -48,7 +48,7 @@ CAST = "bound by match_cast: bind it to a variable first"
 NESTED = "inside another expression: a local function, or a program not in normal form"
 
 
-def instead(problem: ConvProblem, backends: Sequence[Backend]) -> ConvProblem | None:
+def adapted_problem(problem: ConvProblem, backends: Sequence[Backend]) -> ConvProblem | None:
     """What to solve where no backend takes a problem as it stands; None if there is nothing."""
     if problem.kind is ConvKind.DGRAD and not (
         isinstance(problem.h, int) and isinstance(problem.w, int)
@@ -117,7 +117,7 @@ class FunctionPartition:
         for backend in self.backends:
             if backend.takes(problem):
                 return backend.wider(problem, None)
-        return instead(problem, self.backends)
+        return adapted_problem(problem, self.backends)
 
     def _conv_of(self, value: relax.Expr) -> relax.Call | None:
         if family_def(value) is not None:
@@ -134,7 +134,8 @@ class FunctionPartition:
             backend = CODEGENS[str(inner.attrs[COMPOSITE]).partition(".")[0]]
             self._entry(
                 binding, conv_in(inner), str(inner.attrs[PROBLEM]),
-                backend=backend.name, row=str(inner.attrs[ROW]), source=self.sources.of(value),
+                backend=backend.name, row=str(inner.attrs[ROW]),
+                source=self.sources.weight_and_line(value),
             )  # fmt: skip
         elif family_def(value) is not None and isinstance(binding, relax.VarBinding):
             self._decide(binding)
@@ -148,7 +149,7 @@ class FunctionPartition:
         note = self.notes.get(binding.var)
         if note is None:
             reason = _unreadable(call)
-            self._entry(binding, call, "", reason=reason, source=self.sources.of(call))
+            self._entry(binding, call, "", reason=reason, source=self.sources.weight_and_line(call))
             return
         problem, shown = note.solved, note.problem.repro()
         chains, tried = self._chains(binding)
@@ -169,7 +170,10 @@ class FunctionPartition:
                 tried.append((f"{backend.name}.{row.name}", reason))
             if taken and self.selection is None:
                 break
-        result: dict[str, Any] = {"tried": tuple(tried), "source": self.sources.of(call)}
+        result: dict[str, Any] = {
+            "tried": tuple(tried),
+            "source": self.sources.weight_and_line(call),
+        }
         if not taken:
             self._entry(binding, call, shown, reason=reason, **result)
             return

@@ -57,7 +57,7 @@ def bound_backends(
                 f"partition: options for {name}, which is not among {', '.join(backends)}"
             )
     made_options = {b.name: b.make_options(options.get(b.name)) for b in chosen}
-    return [b.under(made_options[b.name]) for b in chosen], made_options
+    return [b.with_options(made_options[b.name]) for b in chosen], made_options
 
 
 def decide(

@@ -12,7 +12,7 @@ from relay_wgrad.transform.raise_product import ProductEntry, raise_products
 
 from ..backends.base import Backend
 from ..report import PRODUCT, Entry
-from .offload import instead
+from .offload import adapted_problem
 
 
 def raised(
@@ -22,7 +22,7 @@ def raised(
 
     def refusal(problem: ConvProblem) -> str:
         decisions = [backend.takes(problem) for backend in backends]
-        if any(decisions) or instead(problem, backends) is not None:
+        if any(decisions) or adapted_problem(problem, backends) is not None:
             return ""
         return decisions[-1].reason
 

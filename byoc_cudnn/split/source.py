@@ -12,9 +12,9 @@ from pathlib import PurePath
 import tvm_ffi
 from tvm import relax
 
-from relay_wgrad.graph.view import Graph
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import op_name
-from relay_wgrad.ops.view import family_def
+from relay_wgrad.ops.call_problem import family_def
 from relay_wgrad.problem import ConvKind
 
 ConvOf = Callable[[relax.Expr], "relax.Call | None"]
@@ -36,7 +36,7 @@ class Sources:
     def __init__(self, graph: Graph, conv_of: ConvOf) -> None:
         self._graph, self._conv_of = graph, conv_of
 
-    def of(self, value: relax.Call) -> str:
+    def weight_and_line(self, value: relax.Call) -> str:
         """A call's weight, and its file and line; "" where neither is known."""
         span = value.span
         line = ""

@@ -13,7 +13,7 @@ from .tune import tune
 CANDIDATES = 3  # of a library for a problem: those that its model of the GPU ranks highest
 
 
-def measured(
+def record_with(
     mod: tvm.IRModule,
     backends: Sequence[str],
     options: Mapping[str, Mapping[str, Any]],

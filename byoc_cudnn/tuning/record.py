@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from relay_wgrad import output
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.problem import ConvProblem
 
 from ..building.private_folder import private_folder
 from ..fused import EPILOGUES
-from ..table import BACKENDS, STOCK
+from ..table import BACKENDS
 
 FORMAT, VERSION = "relay-wgrad tuning", 1
 LONGEST = 1e9  # milliseconds: twelve days

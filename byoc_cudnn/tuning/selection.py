@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import tvm
 
+from relay_wgrad.backend_names import STOCK
+
 from ..fused import EPILOGUES
-from ..table import STOCK
 from .record import Measurement, Record
 from .versions import machine_name, versions
 

@@ -140,7 +140,7 @@ def prefetch(
     target = tvm.cuda(device)
     arch, machine = arch_of(target), machine_name(target)
     with _lock:
-        record = known().record
+        record = measurements().record
         record.machine = machine
         jobs = [
             partial(_built, other, problem, pins, arch)
@@ -174,7 +174,7 @@ def _others(
         if backend.generate is None or version is None or not backend.takes(problem):
             continue
         made = _options(backend, given, arch)
-        if backend.under(made).takes(problem):
+        if backend.with_options(made).takes(problem):
             region = Region.of("f", problem, **asdict(made))
             tried = [dict(pins) for pins in backend.tried(region, arch, CANDIDATES)]
             yield _Other(backend, made, version, tried)
@@ -195,7 +195,7 @@ def _options(backend: Backend, given: Mapping[str, Any], arch: int) -> Any:
 def _fastest(
     problem: ConvProblem, base: Base, others: list[_Other], machine: str, arch: int, target: Any
 ) -> Chosen:
-    record, version = known().record, known_versions().get(base.backend) or ""
+    record, version = measurements().record, known_versions().get(base.backend) or ""
     record.machine = machine
     options = without_pins(base.backend, base.options)
     first = record.find(base.backend, problem, "", options, version)
@@ -203,7 +203,7 @@ def _fastest(
         other.found = _find(record, problem, other)
     calls: dict[tuple[str, str], Callable[..., Any]] = {}
     family = (replace(problem, n=0, h=0, w=0), base.backend, str(options))
-    sizes = known().sizes.setdefault(family, {})
+    sizes = measurements().sizes.setdefault(family, {})
     if first is None or any(other.found is None for other in others):
         if len(sizes) >= SIZES:
             near = min(sizes, key=lambda size: abs(math.log(size / problem.bytes)))
@@ -259,7 +259,7 @@ def _measure(
                 )
     if len(task.candidates) > 1:
         time_all(task, TIMER.module()["relay_wgrad_time"], target)
-        record = known().record
+        record = measurements().record
         for measurement in fastest(task, machine):
             record.add(measurement)
         try:
@@ -302,14 +302,14 @@ def known_versions() -> dict[str, str | None]:
 
 
 @lru_cache(maxsize=1)
-def known() -> Known:
+def measurements() -> Known:
     """What this process knows; `known.cache_clear` forgets it."""
     return Known()
 
 
 def _warn(text: str) -> None:
     """Once in a process for each first line."""
-    line, warned = text.splitlines()[0], known().warned
+    line, warned = text.splitlines()[0], measurements().warned
     if line not in warned:
         warned.add(line)
         warnings.warn(text, RuntimeWarning, stacklevel=3)

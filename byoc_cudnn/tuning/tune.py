@@ -18,6 +18,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
@@ -26,7 +27,7 @@ from ..building.toolchain import Toolchain, find, preload, run_tool
 from ..codegen.regions import Region
 from ..codegen.templates import shared
 from ..split.partition import regions_of
-from ..table import STOCK, backend_of
+from ..table import backend_of
 from .record import Record
 from .timing import Candidate, Task, fastest, time_all
 from .versions import arch_of, machine_name, versions
@@ -138,7 +139,7 @@ def _regions(what: Any, name: str, options: Any) -> list[Region]:
     if isinstance(what, tvm.IRModule):
         found = regions_of(what, name, options)
     else:
-        backend = backend_of(name).under(options)
+        backend = backend_of(name).with_options(options)
         found = [Region.of("f", p, **asdict(options)) for p in what if backend.takes(p)]
     sizes = ((r, (r.problem.n, r.problem.h, r.problem.w)) for r in found)
     return [r for r, values in sizes if all(isinstance(v, int) for v in values)]

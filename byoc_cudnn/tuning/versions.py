@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tvm
 
+from relay_wgrad.backend_names import STOCK
+
 from ..building.toolchain import Toolchain, find
-from ..table import BACKENDS, STOCK
+from ..table import BACKENDS
 
 
 def machine_name(device: tvm.runtime.Device) -> str:

@@ -15,7 +15,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.argument_types import of_type
+from relay_wgrad.argument_types import check_type
 from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
@@ -47,7 +47,7 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
 
 def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     """`prim_func` with the name of the kernel chosen and the reason; raises as it does."""
-    of_type("prim_func: problem", problem, ConvProblem, "a ConvProblem")
+    check_type("prim_func: problem", problem, ConvProblem, "a ConvProblem")
     problem.check()
     target = _llvm(target)
     sizes = (problem.c, *problem.spatial, problem.k, *problem.taps)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm.target import Target, codegen
 
-from relay_wgrad.argument_types import truth, whole
+from relay_wgrad.argument_types import checked_bool, checked_integer
 from relay_wgrad.cores import text_of, usable_cores
 from relay_wgrad.problem import DTYPE_BYTES
 
@@ -102,8 +102,10 @@ def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Tar
 
     Raises TypeError for another type of either, ValueError for less than one core.
     """
-    truth("host_target: allow_winograd", allow_winograd)
-    cores = len(usable_cores()) if cores is None else whole("host_target: cores", cores, 1)
+    checked_bool("host_target: allow_winograd", allow_winograd)
+    if cores is None:
+        cores = len(usable_cores())
+    cores = checked_integer("host_target: cores", cores, 1)
     keys = ["cpu"] if allow_winograd else ["cpu", NO_WINOGRAD]
     return Target(
         {

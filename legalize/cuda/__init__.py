@@ -18,8 +18,8 @@ from relay_wgrad.problem import ConvProblem
 from ..kernel import Kernel, target_of
 from . import gemm, reduce
 from .emitters import Kernels, building
+from .implicit_gemm import view_of
 from .plan import Plan, plan_of
-from .view import view_of
 
 
 def prim_func(

@@ -29,7 +29,7 @@ def ceildiv(a: Expr, b: Expr) -> Expr:
     return (a + b - 1) // b
 
 
-def both(guards: Sequence[Expr]) -> Expr:
+def conjunction(guards: Sequence[Expr]) -> Expr:
     """The conjunction; None for no conditions."""
     kept = [g for g in guards if not (isinstance(g, bool) and g)]
     return tirx.all(*kept) if kept else None
@@ -37,7 +37,7 @@ def both(guards: Sequence[Expr]) -> Expr:
 
 def guarded(guards: Sequence[Expr], value: Expr, dtype: str) -> Expr:
     """`value`, or zero without evaluating it where a guard fails."""
-    condition = both(guards)
+    condition = conjunction(guards)
     value = value.astype(dtype)
     if condition is None:
         return value
@@ -47,7 +47,7 @@ def guarded(guards: Sequence[Expr], value: Expr, dtype: str) -> Expr:
 @contextlib.contextmanager
 def when(guards: Sequence[Expr]) -> Iterator[None]:
     """Statements under a condition; unconditional when there is none."""
-    condition = both(guards)
+    condition = conjunction(guards)
     if condition is None:
         yield
         return

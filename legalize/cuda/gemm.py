@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tvm.tirx.script import builder as T
 
 from .emitters import Expr, Kernels, Registers, ceildiv, digits, guarded, int64, when
-from .view import View
+from .implicit_gemm import View
 
 THREADS = 256
 BK = 16

@@ -15,7 +15,7 @@ from relay_wgrad.problem import DTYPE_BYTES
 
 from . import gemm, reduce
 from .emitters import ceildiv
-from .view import View
+from .implicit_gemm import View
 
 # Streaming multiprocessors, where the target does not say: an H100's or H200's.
 PROCESSORS = 132

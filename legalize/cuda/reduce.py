@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from .emitters import Expr, Kernels, ceildiv, digits, guarded, int64, when
-from .view import View
+from .implicit_gemm import View
 
 THREADS = 256
 

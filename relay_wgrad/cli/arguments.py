@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..backend_names import STOCK
 from ..problem import ConvProblem
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
 LOSS = "cross_entropy"  # by default
-STOCK = "tvm"  # what TVM's own kernels are called among backends, as in `byoc_cudnn.table`
 BATCH = 4  # where none is given: a file may leave it open
 PT2 = ".pt2"  # how the file of an exported PyTorch program ends
 

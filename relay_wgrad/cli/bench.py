@@ -18,7 +18,7 @@ from ..cores import configure_threads
 from ..display import Display, columns, duration, milliseconds, print_whole, short, warn
 from ..graph.walk import bindings_of
 from ..operands import poisoned, random_operands
-from ..ops.view import family_def, problem_of
+from ..ops.call_problem import family_def, problem_of
 from ..problem import ConvProblem
 from ..timing import shortest
 from ..training.step import ADJOINT

@@ -20,7 +20,7 @@ from .. import output, registry
 from ..cores import configure_threads
 from ..display import Display, print_whole, warn
 from ..frontend import to_onnx
-from ..inspection.partial import left_out
+from ..inspection.partial_training import left_out
 from ..problem import ConvProblem
 from ..training import state
 from ..training.devices import place
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise arguments.WrongArgumentsError(f"{options}: for a GPU, but --device is cpu")
     if args.save:
-        state.need()
+        state.check_safetensors()
     args.started, args.saved_update = 0, Update()
     if args.resume:
         saved = state.header(args.resume)

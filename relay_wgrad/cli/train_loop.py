@@ -24,7 +24,7 @@ from ..training import state
 from ..training.data import Data
 from ..training.evaluation import Evaluator
 from ..training.images import ImageFolder, Reading
-from ..training.logs import Log, need_events
+from ..training.logs import Log, check_tensorboard
 from ..training.options import Options
 from ..training.trainer import CHECK_EVERY, Trainer
 from . import arguments
@@ -73,7 +73,7 @@ def settle(args: argparse.Namespace, data: Samples | None) -> None:
                 f"--{name}: neither --data nor --test is a folder of images"
             )
     if args.tensorboard:
-        need_events()
+        check_tensorboard()
     if args.epochs is not None and data is not None:
         args.steps = args.epochs * data.batches - args.started
         if args.steps < 1:

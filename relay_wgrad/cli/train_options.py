@@ -13,7 +13,7 @@ from . import arguments
 _NAMES = ("weight_decay", "decay", "clip_norm", "clip_value", "schedule", "ema", "accumulate")
 
 
-def whole(text: str, steps: int) -> str:
+def with_steps(text: str, steps: int) -> str:
     """With `steps`, where a schedule has such and none are given."""
     name, options = parsed(text)
     known = SCHEDULES.get(name)
@@ -34,7 +34,7 @@ def update_from(args: argparse.Namespace, saved: Update, steps: int) -> Update:
     }
     if "schedule" in given:
         each = given.get("accumulate", saved.accumulate)
-        given["schedule"] = whole(given["schedule"], max(steps // each, 1))
+        given["schedule"] = with_steps(given["schedule"], max(steps // each, 1))
     if args.decay is not None and not given.get("weight_decay", saved.weight_decay):
         raise arguments.WrongArgumentsError(f"--decay {args.decay}: there is no --weight-decay")
     return Update(**{**{name: getattr(saved, name) for name in _NAMES}, **given})

@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from byoc_cudnn.backends.base import option_names
-from byoc_cudnn.table import STOCK, backend_of
+from byoc_cudnn.table import backend_of
 from byoc_cudnn.tuning.record import Record
 from byoc_cudnn.tuning.tune import tune
 from legalize import cuda
 
 from .. import registry
+from ..backend_names import STOCK
 from ..display import Display
 from ..keys import SYMBOL
 from ..problem import ConvProblem

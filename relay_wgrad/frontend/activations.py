@@ -166,7 +166,7 @@ def extremum(ctx: Context, x: Any, axes: list[int] | None, keep: bool, largest: 
     return ctx.emit(op.multiply(out, op.add(lost, ctx.const(1.0))))
 
 
-def whole(ctx: Context, x: Any, largest: bool) -> Any:
+def global_extremum(ctx: Context, x: Any, largest: bool) -> Any:
     """max() and min() of all elements: equal ones share the gradient, NaN where there is one."""
     reduction = op.max if largest else op.min
     if str(x.ty.dtype) not in FLOATS:

@@ -14,8 +14,8 @@ from tvm.ir import IRModule
 from ..ir import constant
 from ..relation import as_size
 from .graph import Distribution, InputSpec, TrainingGraph, mean_of
-from .partial import Choice
 from .sizes import Limits, is_open, number, spec_of, type_of
+from .trainable import Choice
 from .weights import Array, Role
 
 _NAMED = 3  # nodes in a note

@@ -36,7 +36,7 @@ class ConvGradients:
         }
         self.rank = len(self.given["strides"])
 
-    def of(
+    def gradients(
         self, dy: Any, x: Any, weight: Any, mask: Sequence[Any], *, transposed: bool = False
     ) -> tuple[Any, Any]:
         """The gradients by x and by weight, None for what the mask leaves out."""

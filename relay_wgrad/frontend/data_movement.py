@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
-from ..ops.auxiliary import part
+from ..ops.auxiliary import axis_slice
 from .context import Context, shape_of
-from .sizes import is_open, parts, same, simplified
+from .sizes import factor_and_power, is_open, same, simplified
 
 op = relax.op
 ENDLESS = (1 << 31) - 1
@@ -38,7 +38,7 @@ def cut(ctx: Context, x: Any, axis: int, start: Any, stop: Any, step: int = 1) -
 def _part_of_batch(ctx: Context, x: Any, axis: int, start: Any, stop: Any, step: int) -> Any:
     shape = shape_of(x)
     try:
-        (first, _), (last, _), (whole, power) = map(parts, (start, stop, shape[axis]))
+        (first, _), (last, _), (whole, power) = map(factor_and_power, (start, stop, shape[axis]))
         is_part = power == 1 and 0 <= first < last <= whole and step == 1
         is_part = is_part and (first == 0 or not isinstance(start, int))
     except ValueError:
@@ -46,14 +46,14 @@ def _part_of_batch(ctx: Context, x: Any, axis: int, start: Any, stop: Any, step:
     if not is_part or isinstance(stop, int):
         raise ValueError("a part of the batch is taken")
     made = [*shape[:axis], simplified(stop - start), *shape[axis + 1 :]]
-    return part(ctx.emit, x, axis, start, stop, made)
+    return axis_slice(ctx.emit, x, axis, start, stop, made)
 
 
-def place(given: Any, size: Any) -> Any:
+def slice_bound(given: Any, size: Any) -> Any:
     """A bound of a slice, None for the end, from the start of an axis that is open."""
     if given is None or (isinstance(given, int) and given >= ENDLESS):
         return size
-    (times, power), (whole, _) = parts(given), parts(size)
+    (times, power), (whole, _) = factor_and_power(given), factor_and_power(size)
     if power and times >= whole:
         return size
     return simplified(size + given) if times < 0 else given
@@ -81,7 +81,7 @@ def rolled(ctx: Context, x: Any, axis: int, shift: int) -> Any:
         return ctx.emit(op.concat(split(ctx, x, axis, [at, size - at])[::-1], axis)) if at else x
     at = tirx.floormod(tirx.const(-shift, "int64"), size)
     ends, rest = [(at, size), (0, at)], (shape[:axis], shape[axis + 1 :])
-    turned = [part(ctx.emit, x, axis, a, b, [*rest[0], b - a, *rest[1]]) for a, b in ends]
+    turned = [axis_slice(ctx.emit, x, axis, a, b, [*rest[0], b - a, *rest[1]]) for a, b in ends]
     return ctx.emit(op.reshape(ctx.emit(op.concat(turned, axis)), shape))
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
-from ..argument_types import whole
+from ..argument_types import checked_integer
 from ..transform.size_checks import without_check
-from .partial import Choice, Patterns
 from .sizes import Limits, Open, Size, at, is_open
+from .trainable import Choice, Patterns
 from .weights import Array, as_array
 
 Distribution = tuple[str, float] | tuple[str, float, float]
@@ -135,7 +135,7 @@ class TrainingGraph:
 
         Raises ValueError for a number that it does not take, TypeError for what is no integer.
         """
-        batch = whole("of_batch: batch", batch, 1)
+        batch = checked_integer("of_batch: batch", batch, 1)
         if not self.is_open:
             if batch != self.batch:
                 raise ValueError(f"{self.name}: its batch is {self.batch}, got {batch}")
@@ -267,7 +267,7 @@ class TrainingGraph:
         Raises ValueError for a pattern that matches none, naming what is near it, and where none is
         left.
         """
-        choice = Choice.of(trainable, freeze)
+        choice = Choice.from_patterns(trainable, freeze)
         names = {name: self.onnx_names.get(name, name) for name in self.trainable}
         kept = choice.of_names(self.name, names)
         out = tuple(name for name in self.trainable if name not in kept)

@@ -156,7 +156,7 @@ class CrossEntropy(Loss):
             self.refuse("ignore_index", "left out with probabilities", index)
 
     @property
-    def plain(self) -> bool:
+    def has_defaults(self) -> bool:
         """Whether no option changes it."""
         return (self.label_smoothing, self.ignore_index, self.weight) == (0.0, None, None)
 

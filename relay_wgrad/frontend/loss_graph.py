@@ -113,7 +113,7 @@ def _cross_entropy(
         )  # fmt: skip
         return target, result, scalar, None
     labels = _input(ctx, "labels", (shape[0], *shape[2:]), "int64", loss.ignore_index)
-    if loss.plain and len(shape) == 2:
+    if loss.has_defaults and len(shape) == 2:
         safe, wrong = _guarded(ctx, labels[1], classes, dtype)
         picked = ctx.emit(relax.op.nn.nll_loss(logs, safe, reduction=loss.reduction))
         return labels, result, ctx.emit(relax.op.add(picked, wrong)), classes

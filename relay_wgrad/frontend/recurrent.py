@@ -103,7 +103,7 @@ def scanned(
     return stacked(ctx, made[:: -1 if back else 1], 0), states
 
 
-def part(ctx: Context, x: Any, index: int) -> Any:
+def element(ctx: Context, x: Any, index: int) -> Any:
     """x[index], of an axis that has it."""
     return ctx.emit(op.reshape(cut(ctx, x, 0, index, index + 1), shape_of(x)[1:]))
 

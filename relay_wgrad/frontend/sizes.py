@@ -33,7 +33,7 @@ class Open:
     def __repr__(self) -> str:
         return NAME if self.times == 1 else f"{self.times}{NAME}"
 
-    def of(self, batch: int) -> int:
+    def at(self, batch: int) -> int:
         """The number, for a batch."""
         return self.times * batch
 
@@ -118,7 +118,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(Analyzer().can_prove_equal(a, b))
 
 
-def parts(size: Any) -> tuple[int, int]:
+def factor_and_power(size: Any) -> tuple[int, int]:
     """(factor, power of the batch) of a size: (7, 0), or (7, 1) for 7 N.
 
     Raises ValueError for another expression.
@@ -138,7 +138,7 @@ def parts(size: Any) -> tuple[int, int]:
 
 def spec_of(shape: Sequence[Any]) -> tuple[Size, ...]:
     """A tensor's shape as a specification has it."""
-    found = [(s.times, 1) if isinstance(s, Open) else parts(s) for s in shape]
+    found = [(s.times, 1) if isinstance(s, Open) else factor_and_power(s) for s in shape]
     return tuple(Open(times) if power else times for times, power in found)
 
 
@@ -155,15 +155,17 @@ def at(shape: Sequence[Size], batch: int | None) -> tuple[int, ...]:
         if isinstance(size, Open):
             if batch is None:
                 raise ValueError(f"the batch of {list(shape)} is open: give a number of images")
-            size = size.of(batch)
+            size = size.at(batch)
         found.append(size)
     return tuple(found)
 
 
 def completed(target: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
     """A reshape's target with a -1 in it worked out; None where it does not take the shape."""
-    whole = [parts(size) for size in shape]
-    given = [parts(size) for size in target if not (isinstance(size, int) and size == -1)]
+    whole = [factor_and_power(size) for size in shape]
+    given = [
+        factor_and_power(size) for size in target if not (isinstance(size, int) and size == -1)
+    ]
     factor, power = math.prod(c for c, _ in whole), sum(p for _, p in whole)
     taken, degree = math.prod(c for c, _ in given), sum(p for _, p in given)
     missing = len(target) - len(given)

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from ..ir import op_name
-from .view import Graph
+from .def_use import Graph
 
 Pattern: TypeAlias = Union[str, float, "Constant", "Call", "OneOf"]
 Found = dict[str, Any]

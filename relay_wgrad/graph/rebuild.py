@@ -196,7 +196,9 @@ class Writer:
         same = value.same_as(binding.value)
         self.bindings.append(binding if same else bound(binding, self._normalize(value)))
 
-    def once(self, key: Any, name: Callable[[], str], value: Callable[[], relax.Expr]) -> relax.Var:
+    def emit_once(
+        self, key: Any, name: Callable[[], str], value: Callable[[], relax.Expr]
+    ) -> relax.Var:
         """The variable of what is emitted the first time that its key is asked for."""
         if key not in self._made:
             self._made[key] = self.emit(name(), value())

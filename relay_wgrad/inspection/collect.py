@@ -16,7 +16,7 @@ from ..display import short
 from ..facts import Lowered
 from ..graph.walk import bindings_of
 from ..ir import bytes_of
-from ..ops.view import family_def, problem_of
+from ..ops.call_problem import family_def, problem_of
 from ..problem import ConvProblem
 from ..training.step import ADJOINT
 from ..transform import layout_changes

@@ -15,17 +15,15 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from tvm import relax
 
+from ..extras import extra_module
 from .dataflow import KINDS, Dataflow, Node, dataflow
 
 MOST_BOXES = 400
 """Boxes in a picture by default: beyond, nobody can read it, and placing them takes minutes."""
-
-_NOTEBOOKS = "pip install relay-wgrad[notebooks]"
 
 
 # ---- placing the boxes ---------------------------------------------------------------------------
@@ -59,21 +57,13 @@ class _Placed:
     height: float
 
 
-def _need(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        if (error.name or "").partition(".")[0] != package:
-            raise
-        raise ModuleNotFoundError(
-            f"draw: pictures need {package}: {_NOTEBOOKS}", name=error.name
-        ) from error
+def _notebook_module(module: str) -> Any:
+    return extra_module(module, f"draw: pictures need {module.partition('.')[0]}", "notebooks")
 
 
 def _placed(graph: Dataflow, sizes: list[tuple[float, float]]) -> _Placed:
     """Each connected part in layers from top to bottom, the parts side by side."""
-    graphs, layouts = _need("grandalf.graphs"), _need("grandalf.layouts")
+    graphs, layouts = _notebook_module("grandalf.graphs"), _notebook_module("grandalf.layouts")
     vertices = [graphs.Vertex(index) for index in range(len(graph.nodes))]
     for vertex, (w, h) in zip(vertices, sizes, strict=True):
         vertex.view = _View(w + _GAP_X - _GAP_LINES, h)
@@ -161,7 +151,7 @@ class Drawing:
         dpi = min(_DPI, math.sqrt(_PIXELS / (width * height)))
         buffer = io.BytesIO()
         self.figure.savefig(buffer, format="png", dpi=dpi)
-        image = _need("PIL.Image")
+        image = _notebook_module("PIL.Image")
         palette, small = image.new("P", (1, 1)), io.BytesIO()
         palette.putpalette([part for colour in _shades() for part in colour])
         picture = image.open(buffer).convert("RGB")
@@ -255,11 +245,13 @@ def _highlighted(highlight: str | Iterable[str], graphs: Iterable[Dataflow]) -> 
 class _Painter:
     def __init__(self, bright: set[str]) -> None:
         self.bright = bright
-        self.figure_module = _need("matplotlib.figure")
-        self.patches = _need("matplotlib.patches")
-        self.path = _need("matplotlib.path").Path
-        self.measure = _need("matplotlib.textpath").text_to_path.get_text_width_height_descent
-        self.font = _need("matplotlib.font_manager").FontProperties
+        self.figure_module = _notebook_module("matplotlib.figure")
+        self.patches = _notebook_module("matplotlib.patches")
+        self.path = _notebook_module("matplotlib.path").Path
+        self.measure = _notebook_module(
+            "matplotlib.textpath"
+        ).text_to_path.get_text_width_height_descent
+        self.font = _notebook_module("matplotlib.font_manager").FontProperties
 
     def width(self, text: str, bold: bool = False, size: float = _FONT) -> float:
         weight = "bold" if bold else "normal"

@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 
 from .. import keys
-from ..argument_types import truth
+from ..argument_types import checked_bool
 from ..dtypes import numpy_dtype
 from ..facts import Lowered
 from ..frontend import GradientGraph, from_stablehlo
@@ -135,7 +135,7 @@ def value_and_grad(
     (`from_stablehlo`), and the whole is compiled here.  See `compiled`.  Raises TypeError for a
     `has_aux` that is neither True nor False, too.
     """
-    truth("value_and_grad: has_aux", has_aux)
+    checked_bool("value_and_grad: has_aux", has_aux)
     jax = import_module("jax")
     numbers = argnums if isinstance(argnums, int) else tuple(argnums)
     return compiled(jax.value_and_grad(function, numbers, has_aux), example_args, device=device)

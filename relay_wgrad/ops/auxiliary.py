@@ -102,10 +102,10 @@ def concat(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     if all(isinstance(end, int) for end in ends[:-1]):
         return [relax.op.split(ct, ends[:-1], axis)]
     bounds = zip(types, [0, *ends], ends, strict=False)
-    return [relax.Tuple([part(ctx.emit, ct, axis, a, b, ty.shape) for ty, a, b in bounds])]
+    return [relax.Tuple([axis_slice(ctx.emit, ct, axis, a, b, ty.shape) for ty, a, b in bounds])]
 
 
-def part(emit: Any, x: relax.Expr, axis: int, begin: Any, end: Any, shape: Any) -> relax.Expr:
+def axis_slice(emit: Any, x: relax.Expr, axis: int, begin: Any, end: Any, shape: Any) -> relax.Expr:
     """x[begin:end] along an axis, of a `shape` that says its size plainly; begin ≤ end ≤ size.
 
     TVM takes a symbolic bound for one that may be negative, unless it sees that it is not, and the

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 from tvm import relax
 
 from .. import opdef
-from ..attrs import ConvAttrs, as_int, dtype_name, each, ends, layout, rank_of, read_conv
+from ..attrs import ConvAttrs, as_int, dtype_name, ends, layout, per_dimension, rank_of, read_conv
 from ..conditions import Conditions
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import DTYPE_BYTES, ConvKind
-from ..ranks import OWN, RANKS, named
+from ..ranks import OWN, RANKS, for_rank
 from ..relation import Relation
 from . import half_reductions, size_rules
 from .algebra import fprop_call, gradient_rule, operands
@@ -77,9 +77,9 @@ def _conv(rank: int) -> Conv:
         TypeError, ValueError : naming attribute and value.
         """
         a = ConvAttrs(
-            strides=each(op, "strides", strides, rank),
+            strides=per_dimension(op, "strides", strides, rank),
             padding=ends(op, padding, rank),
-            dilation=each(op, "dilation", dilation, rank),
+            dilation=per_dimension(op, "dilation", dilation, rank),
             groups=positive_groups(op, groups),
             data_layout=layout(op, "data_layout", data_layout),
             kernel_layout=layout(op, "kernel_layout", kernel_layout),
@@ -89,7 +89,7 @@ def _conv(rank: int) -> Conv:
         operands(op, data=data, weight=weight)
         return fprop_call(data, weight, a)
 
-    return named(construct, op, rank)
+    return for_rank(construct, op, rank)
 
 
 conv2d, conv3d = map(_conv, OWN)

@@ -23,11 +23,11 @@ from .. import opdef
 from ..attrs import as_int, rank_of, read_attrs
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import ConvKind
-from ..ranks import OWN, named
+from ..ranks import OWN, for_rank
 from ..relation import Relation
 from .algebra import DGRAD_KEYS, DGRADS, dgrad_call, get_op, operands
 from .conv import Ints
-from .dedicated import dedicated
+from .gradient_records import gradient_record
 
 
 class BackwardData(Protocol):
@@ -98,7 +98,7 @@ def _backward_data(rank: int) -> BackwardData:
             shape = relax.ShapeExpr(_sizes(op, shape))
         return dgrad_call(grad, weight, shape, read_attrs(op, given, DGRAD_KEYS))
 
-    return named(construct, op, rank)
+    return for_rank(construct, op, rank)
 
 
 def _sizes(op: str, shape: Any) -> list[Any]:
@@ -122,7 +122,7 @@ def _typed(rel: Relation, args: Sequence[relax.Expr]) -> relax.TensorType:
 
 
 def _define(rank: int) -> opdef.OpDef:
-    return dedicated(
+    return gradient_record(
         f"conv{rank}d_backward_data", DGRADS[rank], ConvKind.DGRAD, DGRAD_KEYS,
         summary=f"{rank}-D convolution's gradient by its input (dgrad)",
         arguments=(

@@ -22,11 +22,11 @@ from .. import opdef
 from ..attrs import read_attrs
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import ConvKind
-from ..ranks import OWN, named
+from ..ranks import OWN, for_rank
 from ..relation import Relation
 from .algebra import WGRAD_KEYS, WGRADS, get_op, operands, wgrad_call
 from .conv import Ints
-from .dedicated import dedicated
+from .gradient_records import gradient_record
 
 
 class BackwardWeight(Protocol):
@@ -89,7 +89,7 @@ def _backward_weight(rank: int) -> BackwardWeight:
         operands(op, grad=grad, data=data)
         return wgrad_call(grad, data, read_attrs(op, given, WGRAD_KEYS))
 
-    return named(construct, op, rank)
+    return for_rank(construct, op, rank)
 
 
 def _typed(rel: Relation, args: Sequence[relax.Expr]) -> relax.TensorType:
@@ -106,7 +106,7 @@ def _typed(rel: Relation, args: Sequence[relax.Expr]) -> relax.TensorType:
 
 
 def _define(rank: int) -> opdef.OpDef:
-    return dedicated(
+    return gradient_record(
         f"conv{rank}d_backward_weight", WGRADS[rank], ConvKind.WGRAD, WGRAD_KEYS,
         summary=f"{rank}-D convolution's gradient by its weight (wgrad)",
         arguments=(

@@ -19,7 +19,7 @@ from typing import Any
 
 from tvm import relax
 
-from ..attrs import ConvAttrs, dtype_name, each, ends, layout, read_conv_transpose
+from ..attrs import ConvAttrs, dtype_name, ends, layout, per_dimension, read_conv_transpose
 from ..layouts import ACTIVATION, swap_io
 from ..problem import ConvKind, transposed_size
 from ..ranks import RANKS
@@ -65,10 +65,10 @@ def conv2d_transpose(
     return TRANSPOSED[2](
         data,
         weight,
-        each(OP, "strides", strides, 2),
+        per_dimension(OP, "strides", strides, 2),
         ends(OP, padding, 2),
-        each(OP, "output_padding", output_padding, 2),
-        each(OP, "dilation", dilation, 2),
+        per_dimension(OP, "output_padding", output_padding, 2),
+        per_dimension(OP, "dilation", dilation, 2),
         positive_groups(OP, groups),
         layout(OP, "data_layout", data_layout),
         layout(OP, "kernel_layout", kernel_layout),
@@ -124,7 +124,8 @@ def conv2d_transpose_backward_weight(
     a = _forward_attrs(
         strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
     )
-    return wgrad_call(data, grad, replace(a, kernel_size=each(OP, "kernel_size", kernel_size, 2)))
+    sizes = per_dimension(OP, "kernel_size", kernel_size, 2)
+    return wgrad_call(data, grad, replace(a, kernel_size=sizes))
 
 
 def _forward_attrs(
@@ -133,9 +134,9 @@ def _forward_attrs(
 ) -> ConvAttrs:  # fmt: skip
     """A transposed convolution's attributes in the forward convolution's terms."""
     return ConvAttrs(
-        strides=each(OP, "strides", strides, 2),
+        strides=per_dimension(OP, "strides", strides, 2),
         padding=ends(OP, padding, 2),
-        dilation=each(OP, "dilation", dilation, 2),
+        dilation=per_dimension(OP, "dilation", dilation, 2),
         groups=positive_groups(OP, groups),
         data_layout=layout(OP, "grad_layout", grad_layout),
         kernel_layout=swap_io(layout(OP, "kernel_layout", kernel_layout)),

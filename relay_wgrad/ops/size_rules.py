@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import relax
 
-from ..attrs import each, ends
+from ..attrs import ends, per_dimension
 from ..conditions import Conditions
 from ..problem import transposed_size
 from ..ranks import RANKS
@@ -34,9 +34,9 @@ def _lengths(checks: Checks, arg: relax.Expr, layout: Any) -> dict[str, Size] | 
 
 def _window(checks: Checks, a: Any, rank: int) -> SimpleNamespace:
     return SimpleNamespace(
-        strides=each(checks.op, "strides", list(a.strides), rank),
+        strides=per_dimension(checks.op, "strides", list(a.strides), rank),
         padding=ends(checks.op, list(a.padding), rank),
-        dilation=each(checks.op, "dilation", list(a.dilation), rank),
+        dilation=per_dimension(checks.op, "dilation", list(a.dilation), rank),
         groups=int(getattr(a, "groups", 1)),
     )
 
@@ -48,7 +48,8 @@ def pooled(checks: Checks, a: Any, args: Sequence[relax.Expr]) -> None:
         return
     letters = [x for x in "DHW" if x in data]
     rank = len(letters)
-    win, windows = _window(checks, a, rank), each(checks.op, "pool_size", list(a.pool_size), rank)
+    win = _window(checks, a, rank)
+    windows = per_dimension(checks.op, "pool_size", list(a.pool_size), rank)
     for i, (name, out) in enumerate(zip(letters, "ZPQ"[-rank:], strict=True)):
         pad, stride, dilation = sum(win.padding[i::rank]), win.strides[i], win.dilation[i]
         room = data[name] + pad - dilation * (windows[i] - 1) - 1 + (stride - 1) * bool(a.ceil_mode)

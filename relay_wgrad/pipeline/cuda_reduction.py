@@ -34,7 +34,7 @@ SHORT, MANY = 64, 1 << 15  # elements of a sum, and sums, of which each thread h
 UNROLLED = 8  # loads that are under way at once, at most
 
 
-def parts(pixels: int, channels: int, lanes: int = 1, costly: bool = False) -> int:
+def part_count(pixels: int, channels: int, lanes: int = 1, costly: bool = False) -> int:
     """Into how many parts a sum over the pixels is cut: a divisor of their number.
 
     channels : of all images, if each has sums of its own; lanes : channels that a thread has;
@@ -69,7 +69,7 @@ class ChannelSum(CudaRule):
         summed = sch.get(the_sum.block_rv)
         packed = packed_reads(summed) or []
         lanes = lanes_of(packed)
-        cut = parts(count, channels, lanes, _is_costly(summed.body))
+        cut = part_count(count, channels, lanes, _is_costly(summed.body))
         outer, _ = sch.split(pixel, [cut, count // cut])
         first = sch.rfactor(outer, 0)
         self._parts(sch, first, packed if lanes > 1 else [], lanes)

@@ -20,7 +20,7 @@ from tvm import relax, te, tirx, topi
 from ..dtypes import HALVES
 from ..registry import legalizations
 from .fold_constant import fold_constants
-from .ieee import hidden
+from .ieee import opaque_zero
 from .kernel_order import Order
 from .products import cpu_products
 from .recompute import Recompute
@@ -224,7 +224,10 @@ def _of_zero(combine: Callable[[Any, Any], Any], hint: str) -> Legalizer:
                 rest = iter(tensors)
                 pairs = zip(numbers, zeros, strict=True)
                 return combine(
-                    *(hidden(n.value, dtype) if zero else _read(next(rest), i) for n, zero in pairs)
+                    *(
+                        opaque_zero(n.value, dtype) if zero else _read(next(rest), i)
+                        for n, zero in pairs
+                    )
                 )
 
             return te.compute(list(call.ty.shape.values), element, name=hint)

@@ -22,7 +22,7 @@ from tvm_ffi import structural_map, structural_walk
 
 from .. import keys
 from .bfloat16 import rounded
-from .functions import right_function
+from .math_functions import right_function
 
 _WORDS = {"float32": "int32", "float64": "int64"}
 _OF_BITS = {"float32": "__int_as_float", "float64": "__longlong_as_double"}
@@ -60,11 +60,11 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
     return run
 
 
-def hidden(zero: float, dtype: str) -> Any:
+def opaque_zero(zero: float, dtype: str) -> Any:
     """0.0 or -0.0, of which the simplifier does not know that it is zero."""
     bits = _WORDS.get(dtype)
     if bits is None:
-        return hidden(zero, "float32").astype(dtype)
+        return opaque_zero(zero, "float32").astype(dtype)
     # Of the sign bit, since TVM takes the word 0 for a null pointer.
     minus = tirx.reinterpret(dtype, tirx.const(-(1 << (int(bits[3:]) - 1)), bits))
     return minus if math.copysign(1.0, zero) < 0 else tirx.Mul(minus, tirx.const(-1.0, dtype))
@@ -92,7 +92,7 @@ def _with_hidden_zeros(node: Any) -> Any:
     if not _is_float(node) or not (_is_zero(node.a) or _is_zero(node.b)):
         return node
     return type(node)(
-        *(hidden(x.value, str(x.ty.dtype)) if _is_zero(x) else x for x in (node.a, node.b))
+        *(opaque_zero(x.value, str(x.ty.dtype)) if _is_zero(x) else x for x in (node.a, node.b))
     )
 
 

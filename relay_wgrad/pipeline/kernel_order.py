@@ -53,14 +53,14 @@ def _ordered(block: Block) -> list[relax.Binding] | None:
     if found is None:
         return None
     steps, sizes = found
-    order = sooner(steps, sizes)
+    order = memory_saving_order(steps, sizes)
     if most_alive(steps, sizes, order) > _LEAST * most_alive(steps, sizes, range(len(steps))):
         return None
     bindings = list(block.bindings)
     return [bindings[i] for i in order]
 
 
-def sooner(steps: Sequence[Step], sizes: Sequence[int]) -> list[int]:
+def memory_saving_order(steps: Sequence[Step], sizes: Sequence[int]) -> list[int]:
     """An order of steps that are in one that is right: each as it was, or before.
 
     sizes : of the tensors, in bytes; 0 of those that are not given up.

@@ -21,8 +21,8 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from ..graph.def_use import Graph
 from ..graph.rebuild import rebuilt, with_functions, with_type
-from ..graph.view import Graph
 from ..graph.walk import Block, variables_of
 from ..ir import tensor_bytes
 from ..keys import OP_PATTERN

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .ast import Call, Expr, Function, Op
-from .ops.annotation import BEGIN, END
+from .records.annotation import BEGIN, END
 from .transform.regions import Regions
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..argument_types import of_type
+from ..argument_types import check_type
 from .adt import Constructor, Match, TypeData, TypeTable, pattern_vars
 from .attributes import Attrs as Attrs
 from .attributes import MetaAttrs as MetaAttrs
@@ -319,7 +319,7 @@ class IRModule(ModuleMethods):
         # A live view: only `__setitem__` writes.
         object.__setattr__(self, "_table", table)
         given = {} if self.functions is None else self.functions
-        of_type("IRModule: functions", given, Mapping, "a dict of functions by name")
+        check_type("IRModule: functions", given, Mapping, "a dict of functions by name")
         object.__setattr__(self, "functions", MappingProxyType(table))
         object.__setattr__(self, "attrs", read_only(self.attrs))
         types = self.type_definitions or {}

@@ -33,7 +33,7 @@ class Attrs(Mapping[str, Any]):
         if name in self._fields:
             return self._fields[name]
         if self._op is not None:
-            from .ops import lookup  # the table of operators is above the tree
+            from .records import lookup  # the table of operators is above the tree
 
             complete = lookup(self._op).read(self._fields)
             if name in complete:

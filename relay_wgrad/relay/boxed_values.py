@@ -19,7 +19,7 @@ class Boxed:
     type_key = ""
 
     @property
-    def plain(self) -> Any:
+    def unboxed(self) -> Any:
         """The value without its box."""
         raise NotImplementedError
 
@@ -30,7 +30,7 @@ class BoxInt(int, Boxed):
     type_key = "runtime.BoxInt"
 
     @property
-    def plain(self) -> int:
+    def unboxed(self) -> int:
         return int(self)
 
 
@@ -40,7 +40,7 @@ class BoxBool(int, Boxed):
     type_key = "runtime.BoxBool"
 
     @property
-    def plain(self) -> bool:
+    def unboxed(self) -> bool:
         return bool(self)
 
 
@@ -50,7 +50,7 @@ class BoxFloat(float, Boxed):
     type_key = "runtime.BoxFloat"
 
     @property
-    def plain(self) -> float:
+    def unboxed(self) -> float:
         return float(self)
 
 
@@ -60,7 +60,7 @@ class MetaString(str, Boxed):
     type_key = "runtime.String"
 
     @property
-    def plain(self) -> str:
+    def unboxed(self) -> str:
         return str(self)
 
 
@@ -70,7 +70,7 @@ class MetaArray(tuple[Any, ...], Boxed):
     type_key = "Array"
 
     @property
-    def plain(self) -> tuple[Any, ...]:
+    def unboxed(self) -> tuple[Any, ...]:
         return tuple(self)
 
 
@@ -80,7 +80,7 @@ class SharedInt(int, Boxed):
     type_key = "IntImm"
 
     @property
-    def plain(self) -> int:
+    def unboxed(self) -> int:
         return int(self)
 
 
@@ -91,10 +91,10 @@ class Size(int, Boxed):
     type_key = "IntImm"
 
     @property
-    def plain(self) -> int:
+    def unboxed(self) -> int:
         return int(self)
 
-    value = plain
+    value = unboxed
 
 
 class SharedString(MetaString):
@@ -112,9 +112,9 @@ SHARED = (SharedInt, SharedString, SharedArray, Size)
 _NODES = (IntImm,)
 
 
-def plain(value: Any) -> Any:
+def unboxed(value: Any) -> Any:
     """A value without a box around it."""
-    return value.plain if isinstance(value, Boxed) else value
+    return value.unboxed if isinstance(value, Boxed) else value
 
 
 def without_nodes(attrs: Mapping[str, Any]) -> Mapping[str, Any]:

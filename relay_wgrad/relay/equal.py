@@ -33,8 +33,8 @@ from .ast import (
     bound_here,
     children,
 )
-from .boxed_values import plain
-from .ops import REGISTRY
+from .boxed_values import unboxed
+from .records import REGISTRY
 from .types import TYPES, Type, TypeRelation
 
 _LEAVES = (Constant, GlobalVar, Op, Constructor)
@@ -229,7 +229,7 @@ def _same_attrs(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     stack: list[tuple[Any, Any]] = [(a, b)]
     while stack:
         # A number means the same in a box and without one.
-        x, y = map(plain, stack.pop())
+        x, y = map(unboxed, stack.pop())
         if isinstance(x, Mapping):
             if not isinstance(y, Mapping) or x.keys() != y.keys():
                 return False

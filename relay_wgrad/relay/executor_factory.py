@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ..argument_types import of_type
+from ..argument_types import check_type
 from .elf import check_elf
 from .external import Library
 from .memory import allocating
@@ -178,7 +178,7 @@ class ExecutorFactory:
 
         `options` are those of TVM's `export_library`.  Raises TypeError for what is no path.
         """
-        of_type("export_library: path", path, (str, os.PathLike), "a path")
+        check_type("export_library: path", path, (str, os.PathLike), "a path")
         with allocating("export_library", self._widest):
             self._library.export_library(str(path), **options)
         # TVM's library knows no names of inputs, and nothing tells whether it is whole: both go

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..argument_types import of_type
+from ..argument_types import check_type
 from .ast import Call as Call
 from .ast import Constant, Expr, Function, TupleGetItem, Var, as_node
 from .ast import GlobalVar as GlobalVar
@@ -18,7 +18,7 @@ from .ast import RefCreate as RefCreate
 from .ast import RefRead as RefRead
 from .ast import RefWrite as RefWrite
 from .ast import Tuple as Tuple
-from .ops.attributes import KINDS
+from .records.attributes import KINDS
 from .rewrite import rewrite
 from .spans import Span
 from .types import TYPES, Dim, TensorType, Type
@@ -125,8 +125,8 @@ def bind_params_by_name(func: Function, params: Mapping[str, Any]) -> Function:
 
     Raises ValueError for a name that more than one parameter has, TypeError for another type.
     """
-    of_type("bind_params_by_name: func", func, Function, "a Relay function")
-    of_type("bind_params_by_name: params", params, Mapping, "a dict of arrays by name")
+    check_type("bind_params_by_name: func", func, Function, "a Relay function")
+    check_type("bind_params_by_name: params", params, Mapping, "a dict of arrays by name")
     binds: dict[Var, Expr] = {}
     for name, value in params.items():
         found = [param for param in func.params if param.name == name]

@@ -41,7 +41,7 @@ from .ast import (
     children,
     post_order,
 )
-from .rewrite import over
+from .rewrite import with_children
 
 _FRAMES = 8  # of Python for each level: visit, the method, one that it overrides, comprehensions
 _SPARE = 1000
@@ -178,7 +178,9 @@ class ExprMutator(ExprFunctor):
             return node
         new = {child: self.visit(child) for child in below}
         # Operators of one name are equal, and one stands in `memo_map` for all.
-        out = over(node, {child: child if new[child] == child else new[child] for child in below})
+        out = with_children(
+            node, {child: child if new[child] == child else new[child] for child in below}
+        )
         # What the type was inferred from has changed.
         return out if out is node else replace(out, checked_type=None)
 

@@ -12,7 +12,7 @@ import numpy as np
 import tvm
 
 from .. import threads
-from ..argument_types import of_type, whole
+from ..argument_types import check_type, checked_integer
 from .build import host_array
 from .executor_factory import MAIN, Executor, ExecutorFactory, Input
 from .memory import allocating
@@ -206,9 +206,9 @@ class GraphModule:
         Raises ValueError for another function than "run" and for counts under 1, TypeError for
         counts that are no integers and what is no device.
         """
-        of_type("benchmark: device", device, tvm.runtime.Device, "a device, as tvm.cpu()")
-        repeat = whole("benchmark: repeat", repeat, 1)
-        number = whole("benchmark: number", number, 1)
+        check_type("benchmark: device", device, tvm.runtime.Device, "a device, as tvm.cpu()")
+        repeat = checked_integer("benchmark: repeat", repeat, 1)
+        number = checked_integer("benchmark: number", number, 1)
         if func_name != "run":
             raise ValueError(f"benchmark: only func_name='run', got {func_name!r}")
         self.run(**inputs)

@@ -24,7 +24,7 @@ from .ast import (
     bound_here,
     children,
 )
-from .boxed_values import plain
+from .boxed_values import unboxed
 from .equal import written
 from .types import (
     TYPES,
@@ -34,8 +34,8 @@ from .types import (
     TypeCall,
     TypeVar,
     below,
-    over,
     type_text,
+    with_parts,
 )
 
 
@@ -119,7 +119,7 @@ def _closed(type_: Type) -> tuple[Type, int]:
     """The type with names for such parameters that depend on how deep they nest alone."""
     parts = list(map(_closed, below(type_)))
     new = iter([part for part, _ in parts])
-    out, depth = over(type_, lambda part: next(new)), max((d for _, d in parts), default=0)
+    out, depth = with_parts(type_, lambda part: next(new)), max((d for _, d in parts), default=0)
     if not isinstance(out, FuncType) or not out.type_params:
         return out, depth
     own = [TypeVar(f"{_OWN}{depth}.{i}", var.kind) for i, var in enumerate(out.type_params)]
@@ -193,7 +193,7 @@ def _form(pattern: Pattern) -> str:
 
 
 def _attrs_word(value: Any) -> str:
-    value = plain(value)
+    value = unboxed(value)
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
             # From variables, which have no name of their own.

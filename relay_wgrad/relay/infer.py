@@ -38,8 +38,8 @@ from .ast import (
     Var,
 )
 from .iterative_walks import run
-from .ops import lookup, show
-from .ops.input_types import argument_types
+from .records import lookup, show
+from .records.input_types import argument_types
 from .rewrite import rewrite
 from .types import FuncType, IncompleteType, RelayRefType, TensorType, TupleType, Type, with_dims
 from .types import bound as bound_sizes
@@ -111,14 +111,14 @@ def infer_types(expr: Expr, mod: IRModule | None = None) -> Mapping[Expr, Type]:
     return {node: found.known(node) for node in found.types}
 
 
-def place(node: Expr) -> str:
+def span_text(node: Expr) -> str:
     """Where a node stands in its text, for the end of a message."""
     return f" ({node.span})" if node.span is not None else ""
 
 
 def fail(node: Expr, message: str) -> NoReturn:
     """Refuses a program because of this node."""
-    raise ValueError(message + place(node))
+    raise ValueError(message + span_text(node))
 
 
 class _Types:
@@ -314,7 +314,7 @@ class _Types:
                     self._fits(node, self.types.setdefault(arg, ty), ty, _name(arg))
             return lookup(name).infer(args, node.attrs)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{error}{place(node)}") from error
+            raise type(error)(f"{error}{span_text(node)}") from error
 
     def _if(self, node: If) -> Steps:
         condition = yield self.of(node.cond)

@@ -9,7 +9,7 @@ from tvm.target import Target
 
 from ..pipeline.cpu import cpu_pipeline
 from .ast import Call, Constant, Expr, Function, IRModule, Op, Tuple, Var, post_order
-from .infer import infer_module, place
+from .infer import infer_module, span_text
 from .lower import lower
 from .types import TensorType
 
@@ -31,7 +31,7 @@ def first_failing_call(mod: IRModule, target: Target) -> str:
             types = [arg.checked_type for arg in call.args]
             is_bool = any(isinstance(t, TensorType) and t.dtype == "bool" for t in types)
             hint = " of bool, which it has no arithmetic of: cast it to int32" if is_bool else ""
-            return f"{call.op.name}{place(call)}{hint}: "
+            return f"{call.op.name}{span_text(call)}{hint}: "
     return ""
 
 

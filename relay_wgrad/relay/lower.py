@@ -32,18 +32,18 @@ from .ast import (
     post_order,
 )
 from .branches import Branch, Captured, are_known, is_static, write_choice
-from .computable import refused
-from .infer import agree, fail, infer_module, place
+from .infer import agree, fail, infer_module, span_text
 from .iterative_walks import run
 from .memory import LARGEST, Widest
-from .ops import lookup, show
-from .ops.constant_operands import check_values
-from .ops.empty import check_size, of_nothing
-from .ops.table import constant_value, with_name
-from .sizes import Sizes, identifier, measured, settled
+from .records import lookup, show
+from .records.constant_operands import check_values
+from .records.empty import check_size, of_nothing
+from .records.table import constant_value, with_name
+from .sizes import Sizes, identifier, settled, with_inferred_sizes
 from .sizes import relax_type as relax_type
 from .surface import reason
 from .types import FuncType, TensorType, TupleType, Type, has_variables
+from .uncomputed_constructs import unsupported_construct
 
 _DEPTH = 200  # of calls of functions within functions
 _BRANCHES = 50  # of `if` within `if`
@@ -214,7 +214,7 @@ class _Lowering:
             # As a tensor: relax.const makes float32 of a float64 array.
             data = relax.const(tvm.runtime.tensor(node.data))
             value = Value(TensorType(node.data.shape, str(node.data.dtype)), data)
-            self.widest.see("a constant", value.type, lambda: place(node))
+            self.widest.see("a constant", value.type, lambda: span_text(node))
         elif isinstance(node, Function):
             value = Value(_function_type(node), function=(node, frame))
         elif isinstance(node, GlobalVar):
@@ -225,7 +225,7 @@ class _Lowering:
         elif isinstance(node, Op):
             fail(node, f"operator {node.name} stands where it is not called")
         else:
-            error = refused("lower", node)
+            error = unsupported_construct("lower", node)
             if error is not None:
                 raise error
             assert isinstance(node, If)
@@ -328,7 +328,7 @@ class _Lowering:
             exprs = [_expr(arg) for arg in args]
             exprs, types, out = settled(self.bb, op, exprs, [arg.type for arg in args], node.attrs)
             check_size(name, out, LARGEST)
-            self.widest.see(f"{name}'s", out, lambda: place(node))
+            self.widest.see(f"{name}'s", out, lambda: span_text(node))
             check_values(name, types, node.attrs, list(map(constant_value, exprs)))
             made = of_nothing(name, out)
             if made is None:
@@ -336,10 +336,10 @@ class _Lowering:
             bound = self.bb.emit(made, name_hint=identifier(hint))
         except (TypeError, ValueError) as error:
             # What TVM's own constructors say names no operator.
-            raise type(error)(f"{with_name(name, error)}{place(node)}") from error
+            raise type(error)(f"{with_name(name, error)}{span_text(node)}") from error
         except (tvm.error.InternalError, OverflowError, RuntimeError) as error:
-            raise ValueError(f"{name}: TVM refuses it: {reason(error)}{place(node)}") from error
-        return Value(*measured(self.bb, self._of_type(bound, out), out))
+            raise ValueError(f"{name}: TVM refuses it: {reason(error)}{span_text(node)}") from error
+        return Value(*with_inferred_sizes(self.bb, self._of_type(bound, out), out))
 
     def _of_type(self, bound: Any, out: Type) -> Any:
         """The result in the dtype that Relay gives it; Relax' mean of integers has another."""

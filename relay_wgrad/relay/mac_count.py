@@ -7,9 +7,9 @@ from math import prod
 from typing import Any
 
 from .ast import Call, Expr, Op, post_order
-from .infer import place
+from .infer import span_text
 from .layout_rules.named import Layout
-from .ops import lookup
+from .records import lookup
 from .types import TensorType
 
 
@@ -33,14 +33,14 @@ def _shape(node: Expr, of: Call) -> tuple[int, ...]:
     if not isinstance(ty, TensorType):
         assert isinstance(of.op, Op)
         raise ValueError(
-            f"get_total_mac_number: {of.op.name} has no type; InferType finds it{place(of)}"
+            f"get_total_mac_number: {of.op.name} has no type; InferType finds it{span_text(of)}"
         )
     return ty.concrete_shape
 
 
 def _axes_product(node: Call, index: int, layout: str, letters: str) -> int:
     """The product of an argument's sizes along these axes, blocks among them."""
-    axes = Layout.of(layout).axes
+    axes = Layout.parse(layout).axes
     shape = _shape(node.args[index], node)
     sizes = zip(axes, shape, strict=True)
     return prod(size for (axis, _), size in sizes if axis in letters)

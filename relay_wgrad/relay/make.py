@@ -10,7 +10,7 @@ import numpy as np
 from .ast import Call, Constant, Expr, MetaAttrs, Op
 from .dims import Dim
 from .expr_methods import ExprMethods
-from .ops import RelayOp, lookup
+from .records import RelayOp, lookup
 
 Sizes = int | Sequence[Dim] | Expr
 """One size or several, or a constant that holds them."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .ops.empty import bytes_of, is_known
+from .records.empty import bytes_of, is_known
 from .types import TensorType, TupleType, Type
 
 LARGEST = 2**40  # bytes of a tensor: beyond what a machine has, and what TVM's sizes can count

@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 
-from ..argument_types import of_type
+from ..argument_types import check_type
 
 
 def save_param_dict(params: Mapping[str, Any]) -> bytearray:
@@ -20,7 +20,7 @@ def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Any]:
 
     Raises TypeError for what is no bytes, ValueError for other bytes.
     """
-    of_type("load_param_dict: param_bytes", param_bytes, (bytes, bytearray), "bytes")
+    check_type("load_param_dict: param_bytes", param_bytes, (bytes, bytearray), "bytes")
     try:
         return dict(tvm.runtime.load_param_dict(param_bytes))
     except tvm.error.InternalError as error:

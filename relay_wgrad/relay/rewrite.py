@@ -23,7 +23,7 @@ from .ast import (
 )
 
 
-def over(node: Expr, new: Mapping[Expr, Expr]) -> Expr:
+def with_children(node: Expr, new: Mapping[Expr, Expr]) -> Expr:
     """The node over what `new` has for its children; the node itself if they are the same."""
     if all(new[child] is child for child in children(node)):
         return node
@@ -72,5 +72,5 @@ def rewrite(
     new = {} if new is None else new
     for node in post_order(root, lambda n: n not in new):
         if node not in new:
-            new[node] = change(node, over(node, new))
+            new[node] = change(node, with_children(node, new))
     return new[root]

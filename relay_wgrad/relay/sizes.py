@@ -25,7 +25,7 @@ from .dims import (
     substituted,
     variables,
 )
-from .ops import RelayOp, show
+from .records import RelayOp, show
 from .types import TensorType, TupleType, Type, bound, with_dims
 
 
@@ -107,7 +107,7 @@ def settled(
         types = new
 
 
-def measured(bb: Any, value: Any, ty: Type) -> tuple[Type, Any]:
+def with_inferred_sizes(bb: Any, value: Any, ty: Type) -> tuple[Type, Any]:
     """A result's type, with what Relax knows of its sizes for `?`, and the result with a shape."""
     if not isinstance(ty, TensorType) or not isinstance(value.ty, relax.TensorType):
         return ty, value

@@ -290,7 +290,7 @@ def below(type_: Type) -> tuple[Type, ...]:
     return (type_.value,) if isinstance(type_, RelayRefType) else ()
 
 
-def over(type_: Type, change: Callable[[Type], Type]) -> Type:
+def with_parts(type_: Type, change: Callable[[Type], Type]) -> Type:
     """The type of changed parts; itself where none changes."""
     parts = below(type_)
     new = tuple(map(change, parts))
@@ -317,7 +317,7 @@ def substituted(type_: Type, values: Mapping[TypeVar, Type]) -> Type:
         return values.get(type_, type_)
     if isinstance(type_, FuncType):
         values = {var: value for var, value in values.items() if var not in type_.type_params}
-    return over(type_, lambda part: substituted(part, values)) if values else type_
+    return with_parts(type_, lambda part: substituted(part, values)) if values else type_
 
 
 def all_dims(type_: Type) -> list[Dim]:
@@ -333,7 +333,7 @@ def with_dims(type_: Type, change: Callable[[Dim], Dim]) -> Type:
         shape = tuple(map(change, type_.shape))
         is_new = any(a is not b for a, b in zip(shape, type_.shape, strict=True))
         return TensorType(shape, type_.dtype) if is_new else type_
-    return over(type_, lambda part: with_dims(part, change))
+    return with_parts(type_, lambda part: with_dims(part, change))
 
 
 def bound(stated: Sequence[Type | None], given: Sequence[Type | None]) -> dict[Any_, Dim]:

@@ -14,7 +14,7 @@ from .types import (
     Type,
     TypeCall,
     below,
-    over,
+    with_parts,
 )
 
 
@@ -34,7 +34,7 @@ class Unifier:
         """The type with all that is known of its parts."""
         if not self._found:  # most programs have no unknown types
             return type_
-        return over(self.shallow(type_), self.resolved)
+        return with_parts(self.shallow(type_), self.resolved)
 
     def instance(self, type_: FuncType) -> tuple[FuncType, tuple[Type, ...]]:
         """A function's type with unknown types for its type parameters, and those."""

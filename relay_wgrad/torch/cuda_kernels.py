@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..backend_names import STOCK
 from ..keys import SYMBOL
 from ..problem import ConvProblem
 from .cache import Kernel
-
-STOCK = "tvm"
 
 
 class Asked(NamedTuple):

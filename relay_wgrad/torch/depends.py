@@ -143,7 +143,7 @@ def _constants(reads: Reads, arguments: Collection[int]) -> list[Read]:
             for name, tensor in held[kind].items():
                 if (id(held), name) in reads.buffers and id(tensor) not in arguments:
                     title = f"{name!r} of {path}"
-                    was = taken.of(title, tensor)
+                    was = taken.snapshot(title, tensor)
                     if isinstance(was, Numbers):
                         was.keep()
                     found.append(Read(held[kind], name, title, was))

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..ranks import RANKS, named
+from ..ranks import RANKS, for_rank
 from . import arguments as check
 from .arguments import NAMES, Ints
 from .ops import dgrad, fprop, wgrad
@@ -120,7 +120,7 @@ def _convolution(rank: int) -> Convolution:
         options = (benchmark, deterministic, allow_tf32)
         return fprop(input, weight, bias, *found, options, key is not None)
 
-    return named(function, op, rank)
+    return for_rank(function, op, rank)
 
 
 def _backward_input(rank: int) -> BackwardInput:
@@ -156,7 +156,7 @@ def _backward_input(rank: int) -> BackwardInput:
         options = (benchmark, deterministic, allow_tf32)
         return dgrad(grad_output, weight, None, *found, options, key is not None)
 
-    return named(function, op, rank)
+    return for_rank(function, op, rank)
 
 
 def _backward_weight(rank: int) -> BackwardWeight:
@@ -193,7 +193,7 @@ def _backward_weight(rank: int) -> BackwardWeight:
         options = (benchmark, deterministic, allow_tf32)
         return wgrad(grad_output, input, None, *found, options, key is not None)
 
-    return named(function, op, rank)
+    return for_rank(function, op, rank)
 
 
 conv1d, convolution, conv3d = map(_convolution, RANKS)

@@ -15,12 +15,13 @@ import torch
 
 from .. import threads
 from ..ambient import outside
+from ..backend_names import STOCK
 from ..layouts import ACTIVATIONS, KERNELS
 from ..locks import lock
 from ..problem import ConvKind, ConvProblem
 from ..ranks import OWN
 from ..rules import out_size
-from . import cache, cuda_kernels, narrow
+from . import cache, cuda_kernels, mostly_padding
 from .cache import Kernel, Slot, clock
 
 # (strides, padding (top, left, bottom, right), dilation, groups); of volumes with depth first
@@ -76,11 +77,11 @@ def winograd_is_allowed() -> bool:
 
 
 _lock = lock(threading.RLock)
-_heard: list[tuple[ConvKind, str]] | None = None  # see `heard`
+_heard: list[tuple[ConvKind, str]] | None = None  # see `recorded_calls`
 
 
 @contextmanager
-def heard() -> Iterator[list[tuple[ConvKind, str]]]:
+def recorded_calls() -> Iterator[list[tuple[ConvKind, str]]]:
     """Within it, (kind, whose kernel it was) of each call, in any thread."""
     global _heard
     before, _heard = _heard, []
@@ -282,7 +283,8 @@ def _kernel(key: Any) -> tuple[Any, Slot]:
         slot = kept.find(key)
         if slot is None:
             whose: list[str] = []
-            slot = kept.add(key, narrow.kernel(problem, _builder(device, options, shared, whose)))
+            build = _builder(device, options, shared, whose)
+            slot = kept.add(key, mostly_padding.kernel(problem, build))
             slot.what = ", ".join(dict.fromkeys(whose))
         return key, slot
 
@@ -294,7 +296,7 @@ def _builder(
 
     def build(problem: ConvProblem) -> Kernel:
         if device.type == "cpu":
-            whose.append("tvm")
+            whose.append(STOCK)
             return cpu_kernel(problem, options, shared)
         name, kernel = cuda_kernels.kernel(problem, device, options)
         whose.append(name)
@@ -310,7 +312,7 @@ def problem_of(key: Any) -> ConvProblem:
     shapes = dict(zip(probe.roles, (first, second, out), strict=True))
     is_last = dict(zip(probe.roles, (*last, last[0] or last[1]), strict=True))
     rank, name = len(strides), DTYPES[dtype]
-    problem = ConvProblem.of(
+    problem = ConvProblem.from_shapes(
         kind, shapes["data"], shapes["weight"], strides=strides, padding=padding,
         dilation=dilation, groups=groups,
         data_layout=LAYOUTS[rank, is_last["data"]][0],

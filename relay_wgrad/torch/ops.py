@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
-from ..argument_types import truth
+from ..argument_types import checked_bool
 from ..problem import ConvKind
 from ..ranks import OWN
 from . import batching, kernels
@@ -47,7 +47,7 @@ def no_weight_gradients(disable: bool = True) -> Iterator[None]:
     their gradients.  Raises TypeError for a `disable` that is neither True nor False.
     """
     global _frozen
-    truth("no_weight_gradients: disable", disable)
+    checked_bool("no_weight_gradients: disable", disable)
     with _frozen_lock:
         _frozen += disable
     try:

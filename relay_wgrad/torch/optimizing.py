@@ -259,7 +259,7 @@ def _first_call(
         if key not in known:
             kind, cast = x.device.type, torch.is_autocast_enabled(x.device.type)
             with outside(), torch.set_grad_enabled(gradients), torch.autocast(kind, enabled=cast):
-                known[key] = measured(module, inputs, gradients)
+                known[key] = compared_times(module, inputs, gradients)
         ours, theirs, reason, whose = known[key]
         reason = reason or why_not(ours, theirs, margin=margin, host=host)
         row = Measured(
@@ -305,7 +305,7 @@ def _key(module: Any, inputs: tuple[Any, ...]) -> Any:
     )  # fmt: skip
 
 
-def measured(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) -> _Times:
+def compared_times(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) -> _Times:
     """(our times, PyTorch's, why ours cannot be, or "", whose kernels ours are)."""
     theirs, ours = (_twin(module, kind) for kind in (type(module), _OURS[type(module)]))
     x = inputs[0].detach()
@@ -325,7 +325,7 @@ def measured(module: torch.nn.Module, inputs: tuple[Any, ...], gradients: bool) 
     with torch.no_grad():
         grad = torch.empty_like(theirs(*given)).normal_(generator=generator)
     try:
-        with kernels.heard() as heard:
+        with kernels.recorded_calls() as heard:
             results = [[t.detach() for t in call(layer)] for layer in (ours, theirs)]
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         return UNKNOWN, UNKNOWN, f"{type(error).__name__}: {str(error)[:80]}", ""

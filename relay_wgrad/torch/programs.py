@@ -105,7 +105,7 @@ class Program:
         try:
             if self.lost:
                 raise LostError(self.lost)
-            with tracing_alone(), at_end(reads.put_back), _plain(module), reads.heard():
+            with tracing_alone(), at_end(reads.put_back), _plain(module), reads.recording():
                 graph = from_torch(
                     module, tuple(x.detach() for x in inputs), loss=asked.loss, dropout="mask"
                 )

@@ -88,11 +88,11 @@ class Reads:
             if held[kind]:
                 title = f"a hook of {path}"
                 self.reads[id(held), kind] = Read(
-                    held, kind, title, self.taken.of(title, held[kind])
+                    held, kind, title, self.taken.snapshot(title, held[kind])
                 )
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Within it this thread's reads and writes are heard of; one at once (`tracing_alone`)."""
         base: Any = torch.nn.Module
         thread, write = get_ident(), base.__setattr__
@@ -139,7 +139,7 @@ class Reads:
             if by_torch and isinstance(value, list) and any(map(torch.is_tensor, value)):
                 self.reads[key] = Read(held, name, title, Anything(True))
             else:
-                self.reads[key] = Read(held, name, title, self.taken.of(title, value))
+                self.reads[key] = Read(held, name, title, self.taken.snapshot(title, value))
         elif name in held["_buffers"]:
             self.buffers.add(key)
         elif name in held["_parameters"]:
@@ -158,7 +158,7 @@ class Reads:
                     self.reads.setdefault(key, Read(there, name, title, Absent(True)))
                 continue
             if is_users and key not in self.reads and not isinstance(there[name], cached_property):
-                self.reads[key] = Read(there, name, title, self.taken.of(title, there[name]))
+                self.reads[key] = Read(there, name, title, self.taken.snapshot(title, there[name]))
             return not isinstance(there[name], (property, cached_property))
         return True
 
@@ -204,7 +204,7 @@ class Reads:
             )
         for put in (put for put in self._written.values() if not put.by_library):
             probe = Taken(lambda module: None)
-            probe.of(put.title, put.value)
+            probe.snapshot(put.title, put.value)
             if probe.tensors or probe.traced:
                 raise LostError(
                     f"forward keeps a tensor as {put.title}, which a compiled pass would not:"

@@ -274,15 +274,15 @@ class Taken:
         self._known: dict[int, tuple[Any, Snapshot | None]] = {}
         self._count = 0
 
-    def of(self, name: str, value: Any) -> Snapshot:
+    def snapshot(self, name: str, value: Any) -> Snapshot:
         """The snapshot of a value; `name` is what an error calls it."""
         self._count = 0
         try:
-            return self._of(name, value)
+            return self._snapshot(name, value)
         except RecursionError:
             return self._opaque(name, value)
 
-    def _of(self, name: str, value: Any) -> Snapshot:
+    def _snapshot(self, name: str, value: Any) -> Snapshot:
         value = _as_before_the_trace(value)
         kind = type(value)
         if kind in _EXACT or isinstance(value, (*_NAMED, float, complex, np.generic)):
@@ -332,7 +332,7 @@ class Taken:
         return self._parts(name, value, slots) if slots else self._opaque(name, value)
 
     def _parts(self, name: str, value: Any, names: Sequence[str]) -> Snapshot:
-        held = [self._of(name, getattr(value, n, MISSING)) for n in names]
+        held = [self._snapshot(name, getattr(value, n, MISSING)) for n in names]
         return Parts(value, names, held)
 
     def _several(self, name: str, value: Any) -> Snapshot:
@@ -340,14 +340,16 @@ class Taken:
             return self._opaque(name, value)
         named = isinstance(value, dict)
         items = value.values() if named else value
-        held = Several(value, [self._of(name, x) for x in items], list(value) if named else [])
+        held = Several(
+            value, [self._snapshot(name, x) for x in items], list(value) if named else []
+        )
         if not isinstance(value, (tuple, frozenset)):
             self.changing.append((name, value, held, value.copy()))
         return held
 
     def _code(self, name: str, function: Any) -> Snapshot:
         around = list(_around(function))
-        held = Code(function, around, [self._of(name, read()) for read in around])
+        held = Code(function, around, [self._snapshot(name, read()) for read in around])
         self.changing.append((name, function, held, None))
         return held
 

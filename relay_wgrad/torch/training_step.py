@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
-from ..argument_types import truth
+from ..argument_types import checked_bool
 from .kernels import DTYPES
 from .programs import Asked, Program, choices
 
@@ -133,7 +133,7 @@ class TrainingStep(torch.nn.Module):
         ours["_wrapped"] = module
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             ours[name] = getattr(module, name)
-        captures = truth("TrainingStep: graphs", graphs)
+        captures = checked_bool("TrainingStep: graphs", graphs)
         ours["_options"] = (len(inputs), wanted, layout, checkpoint, captures)
         ours.update(_programs=_Programs(), _told=set())
         if lost := self._program(tuple(inputs)).lost:

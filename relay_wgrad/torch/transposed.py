@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..ranks import named
+from ..ranks import for_rank
 from . import arguments as check
 from .arguments import NAMES, Ints
 from .functions import Size, cast
@@ -119,7 +119,7 @@ def _in_pytorchs_order(rank: int) -> Transposed:
             options,
         )  # fmt: skip
 
-    return named(function, op, rank, forward=NAMES[rank])
+    return for_rank(function, op, rank, forward=NAMES[rank])
 
 
 conv_transpose1d, conv_transpose3d = map(_in_pytorchs_order, (1, 3))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..argument_types import of_type, truth
+from ..argument_types import check_type, checked_bool
 from ..frontend import InputSpec, TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH, check_labels
 from ..frontend.weights import Array, as_array
@@ -59,8 +59,8 @@ class Data:
     ) -> None:
         self.graph, self.seed = graph, seed
         self.size, self.drop_last = size_of(graph, size, drop_last), drop_last
-        of_type("samples: least", least, (int, np.integer, type(None)), "a number of samples")
-        of_type("samples: arrays", arrays, (Mapping, ArraysFile), "a dict of arrays by name")
+        check_type("samples: least", least, (int, np.integer, type(None)), "a number of samples")
+        check_type("samples: arrays", arrays, (Mapping, ArraysFile), "a dict of arrays by name")
         origin = repr(arrays.path) if isinstance(arrays, ArraysFile) else graph.name
         specs = [spec for spec in graph.inputs if spec.kind in SAMPLED]
         missing = [spec.name for spec in specs if spec.name not in arrays]
@@ -142,8 +142,8 @@ def size_of(graph: TrainingGraph, size: int | None, drop_last: bool) -> int:
 
     Raises ValueError for a number that the graph does not take, TypeError for another type.
     """
-    of_type("samples: graph", graph, TrainingGraph, TRAINING_GRAPH)
-    truth("samples: drop_last", drop_last)
+    check_type("samples: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    checked_bool("samples: drop_last", drop_last)
     if not isinstance(size, (int, np.integer, type(None))):
         raise ValueError(f"{graph.name}: size must be a number of samples, got {size!r}")
     if not graph.is_open:

@@ -15,7 +15,7 @@ import tvm
 from tvm.target import Target
 
 from .. import threads
-from ..argument_types import of_type
+from ..argument_types import check_type
 from ..frontend import TrainingGraph
 from ..frontend.loss_graph import loss_alone
 from .compiled import Compiled, Progress, silent
@@ -61,7 +61,7 @@ class Evaluator:
         self._of_counts: dict[int, Any] = {}  # programs of the loss of a part of a batch
         self._sized = BySize(graph, self.place, self._compiled, progress)
         if self._sized.is_one:
-            self._sized.of()
+            self._sized.for_batch()
 
     @property
     def compiled(self) -> Compiled:
@@ -87,7 +87,7 @@ class Evaluator:
         Raises ValueError for a parameter that is missing or of another shape, TypeError for
         parameters that are no dict and data that are no samples.
         """
-        of_type("Evaluator: params", params, Mapping, "a dict of tensors by name")
+        check_type("Evaluator: params", params, Mapping, "a dict of tensors by name")
         if not hasattr(data, "part"):
             raise TypeError(f"Evaluator: data must be Data or the like, got {type(data).__name__}")
         given = []
@@ -108,7 +108,7 @@ class Evaluator:
         for index in range(data.parts):
             batch, count = data.part(index)
             values = [self._tensor(v) for v in self.graph.batch_values(batch)]
-            vm = self._sized.of(batch).vm
+            vm = self._sized.for_batch(batch).vm
             with self.place.memory_errors():
                 outputs = threads.run(vm[ADJOINT], *values, *given)
             is_whole = self.graph.is_open or count == data.size

@@ -21,8 +21,8 @@ from tvm import relax
 
 from .. import keys
 from ..frontend import TrainingGraph
+from ..graph.def_use import Graph
 from ..graph.rebuild import substitute
-from ..graph.view import Graph
 from ..ir import bytes_of, op_name
 from ..ops.elementwise import RELAX
 from ..transform.depth_forms import Wanted

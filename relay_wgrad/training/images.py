@@ -14,12 +14,12 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..extras import extra_module
 from ..frontend import TrainingGraph
 from ..frontend.weights import Array
 from .data import batches_of, check_last, order_of, part_of, size_of
@@ -59,17 +59,6 @@ class Reading:
             raise ValueError(f"std must be positive, got {self.std}")
 
 
-def _pillow() -> Any:
-    try:
-        return import_module("PIL.Image")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "PIL":
-            raise
-        raise ModuleNotFoundError(
-            "folders of images need Pillow: pip install relay-wgrad[images]", name=error.name
-        ) from error
-
-
 class ImageFolder:
     """Images and their classes for a graph: as `Data`, from files.
 
@@ -103,7 +92,7 @@ class ImageFolder:
         drop_last: bool = True,
         threads: int | None = None,
     ) -> None:
-        self._image = _pillow()
+        self._image = extra_module("PIL.Image", "folders of images need Pillow", "images")
         self.size, self.drop_last = size_of(graph, size, drop_last), drop_last
         self.graph, self.seed, self.folder = graph, seed, Path(folder)
         self.reading = Reading() if reading is None else reading

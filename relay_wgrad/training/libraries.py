@@ -12,7 +12,7 @@ import byoc_cudnn
 from byoc_cudnn.backends.base import option_names
 from byoc_cudnn.report import PRODUCT
 from byoc_cudnn.table import BACKENDS
-from byoc_cudnn.tuning.missing_measurements import measured
+from byoc_cudnn.tuning.missing_measurements import record_with
 from byoc_cudnn.tuning.versions import arch_of
 
 from .. import keys
@@ -38,7 +38,7 @@ def partitioned(
     given: dict[str, Any] = backend_options(backends, options, arch)
     record = None
     if options.select == "measured" and device is not None and len(backends) > 1:
-        record = measured(mod, backends, given, device, progress)
+        record = record_with(mod, backends, given, device, progress)
     out, report = byoc_cudnn.partition(
         mod, tuple(backends), options.strict, select=options.select, record=record, products=True,
         **given,

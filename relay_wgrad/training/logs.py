@@ -9,12 +9,12 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from .. import output
+from ..extras import extra_module
 
 FIELDS = ("step", "epoch", "loss", "rate", "seconds", "test_loss", "accuracy")
 """`step`: how many were before; a row with `test_loss` is of an evaluation after so many."""
@@ -84,26 +84,19 @@ class Log:
         self.close()
 
 
-def need_events() -> None:
+def check_tensorboard() -> None:
     """Raises ModuleNotFoundError where the extra is missing."""
-    _module()
+    _tensorboard()
 
 
-def _module() -> Any:
-    try:
-        return import_module("tensorboardX")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "tensorboardX":
-            raise
-        raise ModuleNotFoundError(
-            "TensorBoard's logs need tensorboardX: pip install relay-wgrad[tensorboard]",
-            name=error.name,
-        ) from error
+def _tensorboard() -> Any:
+    need = "TensorBoard's logs need tensorboardX"
+    return extra_module("tensorboardX", need, "tensorboard")
 
 
 def _writer(folder: str | os.PathLike[str], steps: int) -> Any:
     purge = {"purge_step": steps} if steps else {}
-    return _module().SummaryWriter(os.fspath(folder), **purge)
+    return _tensorboard().SummaryWriter(os.fspath(folder), **purge)
 
 
 def _rows_before(path: str | os.PathLike[str], steps: int) -> list[Mapping[str, str]]:

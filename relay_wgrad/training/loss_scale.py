@@ -35,7 +35,7 @@ def usable(scale: float) -> bool:
         return bool(np.float32(scale) > 0)
 
 
-def first(given: float | str | None, dtype: str) -> float | None:
+def initial_scale(given: float | str | None, dtype: str) -> float | None:
     """The loss scale to start with, None for none."""
     if given is None:
         return STATIC if dtype == "float16" else None

@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.relax.training.optimizer import SGD, MomentumSGD
 from tvm.relax.training.optimizer import Adam as _Adam
 
-from ..argument_types import of_type
+from ..argument_types import check_type
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
 from .options import OPTIMIZERS as NAMES
@@ -105,7 +105,7 @@ def default_lr(optimizer: str, graph: TrainingGraph) -> float:
 
     Raises ValueError for an unknown optimizer, TypeError for what is no graph.
     """
-    of_type("default_lr: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    check_type("default_lr: graph", graph, TrainingGraph, TRAINING_GRAPH)
     return _rule(optimizer).lr * (1.0 if graph.updates else UNNORMALIZED)
 
 

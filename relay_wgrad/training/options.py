@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..argument_types import truth
+from ..argument_types import checked_bool
 
 SELECT = ("first", "measured")  # `Options.select`
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")  # their rules are in `optim`
@@ -63,4 +63,4 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in _SWITCHES:
-            truth(f"Options: {name}", getattr(self, name))
+            checked_bool(f"Options: {name}", getattr(self, name))

@@ -112,12 +112,12 @@ class Cosine(Schedule):
         if not is_between(self.last, 0, 1):
             refuse(self.name, "last", "from 0 to 1", self.last)
 
-    def part(self, step: int) -> float:
+    def progress(self, step: int) -> float:
         """Of the way from the warm-up's end to the last step, 0 to 1."""
         return min((step - self.warmup) / (self.steps - self.warmup), 1.0)
 
     def after(self, step: int) -> float:
-        return self.last + (1 - self.last) * (1 + math.cos(math.pi * self.part(step))) / 2
+        return self.last + (1 - self.last) * (1 + math.cos(math.pi * self.progress(step))) / 2
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Linear(Cosine):
     name = "linear"
 
     def after(self, step: int) -> float:
-        return 1 + (self.last - 1) * self.part(step)
+        return 1 + (self.last - 1) * self.progress(step)
 
 
 SCHEDULES: dict[str, type[Schedule]] = {s.name: s for s in (Constant, Step, Cosine, Linear)}

@@ -43,7 +43,7 @@ class BySize(Generic[T]):
         """Those that there are, the least recently used one first."""
         return tuple(size for size in self._made if size is not None)
 
-    def of(self, batch: Mapping[str, Any] | None = None) -> T:
+    def for_batch(self, batch: Mapping[str, Any] | None = None) -> T:
         """The one for a batch, which is the last one from now on; None: the one for all.
 
         Raises ValueError for a batch whose number of images is unknown, or none of the graph's.

@@ -6,7 +6,7 @@
 Tensors are `param.<name>` and `optimizer.<index>`; the metadata has the rest as text.  Needs the
 extra `safetensors`.
 
-A training of other parameters (`frontend.partial`) goes on from it too: what was trained before
+A training of other parameters (`frontend.trainable`) goes on from it too: what was trained before
 keeps its part of the optimizer's state, what was not starts with none.
 """
 
@@ -20,13 +20,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import output
+from ..extras import extra_module
 from .arrays_file import printable
 from .loss_scale import usable
 from .optim import counts_for_all, initial_state, owners, sums_in_state
@@ -44,21 +44,13 @@ _COUNT = re.compile(r"[0-9]{1,18}")
 _KEYS = ("format", "model", "optimizer", "lr", "steps", "loss_scale", "good_steps", "skipped")
 
 
-def _need(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "safetensors":
-            raise
-        raise ModuleNotFoundError(
-            "saving and resuming need safetensors: pip install relay-wgrad[safetensors]",
-            name=error.name,
-        ) from error
+def _safetensors(module: str) -> Any:
+    return extra_module(module, "saving and resuming need safetensors", "safetensors")
 
 
-def need() -> None:
+def check_safetensors() -> None:
     """Raises ModuleNotFoundError where the extra is missing."""
-    _need("safetensors")
+    _safetensors("safetensors")
 
 
 def _check_trainer(what: str, trainer: Any) -> None:
@@ -90,13 +82,13 @@ def write(
 
     Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra.
     """
-    save_file = _need("safetensors.numpy").save_file
+    save_file = _safetensors("safetensors.numpy").save_file
     # A tensor without axes is not contiguous to safetensors unless it is copied.
     whole = {name: np.ascontiguousarray(v).reshape(v.shape) for name, v in tensors.items()}
     with output.replacing(path) as made:
         try:
             save_file(whole, made, metadata=metadata)
-        except _need("safetensors").SafetensorError as error:  # as when the disk is full
+        except _safetensors("safetensors").SafetensorError as error:  # as when the disk is full
             raise OSError(f"{os.fspath(path)!r} cannot be written: {error}") from error
 
 
@@ -124,7 +116,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Any]]:
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    safetensors = _need("safetensors")
+    safetensors = _safetensors("safetensors")
     if not Path(path).is_file():
         raise FileNotFoundError(f"no state file {os.fspath(path)!r}")
     try:

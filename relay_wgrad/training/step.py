@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from .. import keys
-from ..argument_types import of_type, truth
+from ..argument_types import check_type, checked_bool
 from ..dtypes import HALVES
 from ..frontend import TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
@@ -62,10 +62,10 @@ def step_module(
     ValueError : for a dtype that is neither, or another graph dtype than float32 with a half one.
     TypeError : for what is no graph, and for a switch that is neither True nor False.
     """
-    of_type("step_module: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    check_type("step_module: graph", graph, TrainingGraph, TRAINING_GRAPH)
     for name, value in (("scaled", scaled), ("wide_weight_gradients", wide_weight_gradients),
                         ("raise_norms", raise_norms)):  # fmt: skip
-        truth(f"step_module: {name}", value)
+        checked_bool(f"step_module: {name}", value)
     if dtype not in (None, graph.dtype, *HALVES):
         raise ValueError(
             f"dtype={dtype!r}: expected {', '.join(HALVES)} or the graph's own, {graph.dtype}"

@@ -101,7 +101,8 @@ class Trainer:
         rule = optimizer_for(graph, optimizer, lr)
         self.lr, self.graph, self.seed = lr, graph, seed
         self.dtype = graph.dtype if dtype is None else dtype
-        self._dynamic, self._scale = loss_scale == "dynamic", scales.first(loss_scale, self.dtype)
+        self._dynamic = loss_scale == "dynamic"
+        self._scale = scales.initial_scale(loss_scale, self.dtype)
         self.optimizer, self.steps = optimizer, 0
         self.skipped = 0  # steps left out because of a gradient that was not finite
         self.good_steps = 0  # since the loss scale changed
@@ -116,7 +117,7 @@ class Trainer:
         )  # fmt: skip
         self._sized = BySize(graph, self.place, self._recipe.made, progress)
         if self._sized.is_one:
-            self._sized.of()
+            self._sized.for_batch()
         with self.place.memory_errors():
             whose = state_of(graph.trainable, optimizer, own)
             summed = graph.trainable if update.accumulate > 1 else ()
@@ -306,7 +307,7 @@ class Trainer:
 
     def _of(self, batch: Mapping[str, Any]) -> SizedStep:
         """The step for a batch, which may have to be compiled; parameters are in its axes."""
-        sized = self._sized.of(batch)
+        sized = self._sized.for_batch(batch)
         if sized.axes != self._kept.axes:  # of the first batch
             with self.place.memory_errors():
                 made = self._kept.turned(sized.axes, self._params, self._params.all, self._state)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ..argument_types import of_type
+from ..argument_types import check_type
 from ..frontend import InputSpec, TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH
 from .options import DECAYS
@@ -112,7 +112,7 @@ def checked(graph: Any, update: Any, seed: Any) -> Update:
         ("seed", seed, (int, np.integer), "an integer of at least 0"),
     )
     for name, value, types, rule in wanted:
-        of_type(f"Trainer: {name}", value, types, rule)
+        check_type(f"Trainer: {name}", value, types, rule)
     if seed < 0:
         raise ValueError(f"Trainer: seed must be an integer of at least 0, got {seed}")
     return Update() if update is None else update

@@ -34,7 +34,15 @@ from ..frontend import TrainingGraph
 from . import loss_scale
 from .step import ADJOINT
 from .update import Update, rates_type
-from .updating import ACCUMULATE, CLIP, UPDATE, Updating, accumulate_function, clip_function, joined
+from .update_functions import (
+    ACCUMULATE,
+    CLIP,
+    UPDATE,
+    Updating,
+    accumulate_function,
+    clip_function,
+    joined,
+)
 
 SCALE_OF, CONTROL = "step_scale", "step_control"
 FOUND, NOT_FINITE = "gradients_not_finite", "not_finite"

@@ -23,8 +23,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..graph.def_use import Graph
 from ..graph.rebuild import Writer, with_bindings
-from ..graph.view import Graph
 from ..graph.walk import bindings_of, dataflow_block
 from ..ir import bytes_of
 from .surface import check_relax_module

@@ -16,12 +16,12 @@ import tvm
 from tvm import relax
 
 from .. import registry
-from ..argument_types import truth
+from ..argument_types import checked_bool
 from ..graph.rebuild import Writer, bound, rebuilt, with_bindings, with_params
 from ..graph.walk import Block, bindings_of, blocks_of, dataflow_block, functions_in
 from ..ir import expressions, op_name
 from ..keys import SYMBOL
-from .grad_paths import prepared, stops_known, unable, without_stops
+from .grad_paths import no_grad_differentiable, prepared, undifferentiable, without_stops
 from .grad_types import check_partials
 from .size_checks import check_of, checked
 from .surface import ModulePass, check_relax_module
@@ -73,7 +73,7 @@ def grad(
         raise ValueError(f"grad: order must be an integer of at least 1, got {order!r}")
     if isinstance(target_index, bool) or not isinstance(target_index, int):
         raise TypeError(f"grad: target_index must be an integer, got {target_index!r}")
-    truth("grad: inline", inline)
+    checked_bool("grad: inline", inline)
     func = _lookup(mod, fn)
     if re.search(r"_adjoint\d*$", fn):
         raise ValueError(
@@ -282,7 +282,7 @@ def _first(
     check_partials(fn, func, params)
     work[fn] = with_params(func, [*func.params, *sizes])
     try:
-        with stops_known():
+        with no_grad_differentiable():
             adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
     except tvm.error.InternalError as error:
         reason = _reason(func, params, error)
@@ -296,7 +296,7 @@ def _reason(func: relax.Function, params: list[relax.Var], error: Exception) -> 
     text = str(error).strip()
     missing = re.search(r"FPrimalGradient has not been registered for (\S+)", text)
     if missing is None:
-        found = unable(func, params)
+        found = undifferentiable(func, params)
         where = f"at {found[0]}: {found[1]}" if found else text.partition("\n")[0]
         return f"TVM's gradient fails {where}" if found else f"TVM's gradient fails: {where}"
     for binding in bindings_of(func):

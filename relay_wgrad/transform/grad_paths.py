@@ -94,7 +94,7 @@ def without_stops(func: relax.Function) -> relax.Function:
 
 
 @contextlib.contextmanager
-def stops_known() -> Iterator[None]:
+def no_grad_differentiable() -> Iterator[None]:
     """Within: `no_grad` has a gradient, as after `register()`; upstream gives it none."""
     op = Op.get(NO_GRAD)
     missing = op.get_attr("FPrimalGradient") is None
@@ -107,7 +107,7 @@ def stops_known() -> Iterator[None]:
             op.reset_attr("FPrimalGradient")
 
 
-def unable(func: relax.Function, wanted: Iterable[relax.Var]) -> tuple[str, str] | None:
+def undifferentiable(func: relax.Function, wanted: Iterable[relax.Var]) -> tuple[str, str] | None:
     """(variable and op, the reason) of the first binding whose own gradient fails, or None."""
     bindings = bindings_of(func)
     through = flowing(bindings, wanted)
@@ -115,13 +115,13 @@ def unable(func: relax.Function, wanted: Iterable[relax.Var]) -> tuple[str, str]
         name = op_name(binding.value)
         if not name or name in (NO_GRAD, *_CHECKPOINTS) or binding.var not in through:
             continue
-        error = _alone(binding.value, through)
+        error = _gradient_error(binding.value, through)
         if error:
             return f"{binding.var.name!r} ({name})", error
     return None
 
 
-def _alone(value: relax.Call, through: set[relax.Var]) -> str:
+def _gradient_error(value: relax.Call, through: set[relax.Var]) -> str:
     """Why one call cannot be differentiated, "" where it can."""
     builder = relax.BlockBuilder()
     params = list(relax.analysis.free_vars(value))
@@ -134,7 +134,7 @@ def _alone(value: relax.Call, through: set[relax.Var]) -> str:
         builder.emit_func_output(result)
     by = [p for p in params if p in through and isinstance(p.ty, relax.TensorType)]
     try:
-        with stops_known():
+        with no_grad_differentiable():
             relax.transform.Gradient("f", by)(builder.get())
     except (tvm.error.InternalError, ValueError, TypeError, AssertionError, RuntimeError) as error:
         return str(error).strip().partition("\n")[0]

@@ -23,9 +23,9 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from ..graph.def_use import Graph
 from ..graph.match import Constant, call, match
 from ..graph.rebuild import normal, with_bindings, without_unused
-from ..graph.view import Graph
 from ..graph.walk import dataflow_block
 from ..ir import op_name
 

@@ -10,11 +10,11 @@ from typing import Any
 from tvm import relax
 
 from ..dtypes import HALVES
+from ..graph.def_use import Graph
 from ..graph.match import Constant, OneOf, call, match
-from ..graph.view import Graph
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of
-from ..ops.batch_norm import dtype_of
+from ..ops.batch_norm import ACTIVATIONS, dtype_of
 
 Expr = Any
 
@@ -203,7 +203,8 @@ class Norms(Graph):
             norm.residual, norm.y = other, total
             taken.add(total)
         activation, result = self._activation(norm.y)
-        if activation and not (norm.residual is not None and activation == "silu"):
+        # After a residual the slope is told by the result, which is all that is kept.
+        if activation and (norm.residual is None or ACTIVATIONS[activation].by_result):
             norm.activation, norm.y = activation, result
 
     def _ends(self, *results: relax.Var) -> bool:

@@ -12,7 +12,7 @@ from tvm import relax
 from tvm_ffi import structural_equal
 
 from ..dtypes import HALVES
-from ..graph.view import Graph
+from ..graph.def_use import Graph
 from ..graph.walk import Block
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of

@@ -29,8 +29,8 @@ import tvm
 from tvm import relax
 
 from ..attrs import ConvAttrs
+from ..graph.def_use import Graph
 from ..graph.rebuild import Names, Writer, rebuilt, without_unused
-from ..graph.view import Graph
 from ..graph.walk import functions_in
 from ..ir import is_taken, op_name
 from ..layout_rules.in_layout import sizes_of
@@ -155,7 +155,7 @@ class _Block:
         if not isinstance(source, relax.Var):
             return self.writer.emit(self.unique("operand"), value())
         name = partial(self.unique, f"{source.name}_operand")
-        return self.writer.once((source, what), name, value)
+        return self.writer.emit_once((source, what), name, value)
 
     def _image(self, tensor: relax.Expr, cast: str | None = None) -> relax.Expr:
         """A tensor as images or filters of one pixel."""

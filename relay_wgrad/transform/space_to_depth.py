@@ -28,7 +28,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ..argument_types import truth
+from ..argument_types import checked_bool
 from ..attrs import ConvAttrs
 from ..graph.rebuild import Writer, rebuilt, with_span, without_unused
 from ..graph.walk import bindings_of
@@ -146,7 +146,7 @@ def _applied(
     mod: tvm.IRModule, functions: Collection[str] | None, settings: _Settings
 ) -> tuple[tvm.IRModule, list[DepthEntry]]:
     check_relax_module("space_to_depth", mod)
-    truth("space_to_depth: stride_one", settings.stride_one)
+    checked_bool("space_to_depth: stride_one", settings.stride_one)
     get_op(WGRAD_NAME)
     builder, entries = relax.BlockBuilder(mod), list[DepthEntry]()
     changed = False
@@ -281,7 +281,7 @@ class _Block:
     ) -> relax.Var:  # fmt: skip
         key = (name, anew, self.key(operand), layout, blocks)
         to_depth = f"{getattr(operand, 'name', 'operand')}_to_depth"
-        return self.writer.once(
+        return self.writer.emit_once(
             key, lambda: to_depth, lambda: self._call(rule, operand, layout, name)
         )
 

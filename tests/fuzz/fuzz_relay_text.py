@@ -122,7 +122,9 @@ def main_(arguments: list[str]) -> None:
         return
     atheris: Any = __import__("atheris")
     for name, module in list(sys.modules.items()):
-        if name.startswith("relay_wgrad.relay") and not name.startswith("relay_wgrad.relay.ops"):
+        if name.startswith("relay_wgrad.relay") and not name.startswith(
+            "relay_wgrad.relay.records"
+        ):
             _instrument(atheris, module)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus"

@@ -115,7 +115,7 @@ def check(line: str) -> str | None:
     import tvm
 
     from relay_wgrad import relay
-    from relay_wgrad.relay.ops.empty import bytes_of
+    from relay_wgrad.relay.records.empty import bytes_of
 
     found = json.loads(line)
     op, attrs = found["op"], found["attrs"]

@@ -184,15 +184,9 @@ def _leave_levels() -> None:
 
 def _forget() -> None:
     """Kernels that are another's."""
-    from relay_wgrad.torch import kernels
+    from relay_wgrad.torch import cache
 
-    try:
-        from relay_wgrad.torch import cache
-    except ImportError:  # of an older checkout
-        kernels._kernels.clear()  # type: ignore[attr-defined]
-        kernels._plans.clear()  # type: ignore[attr-defined]
-    else:
-        cache.kept.clear()
+    cache.kept.clear()
 
 
 def _kinds(chain: str) -> str:

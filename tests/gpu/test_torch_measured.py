@@ -41,9 +41,9 @@ def own_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         single_convolution.Record, "default_path", staticmethod(lambda: tmp_path / "r.json")
     )
     monkeypatch.setattr(cache, "kept", cache.Cache())
-    single_convolution.known.cache_clear()
+    single_convolution.measurements.cache_clear()
     yield
-    single_convolution.known.cache_clear()
+    single_convolution.measurements.cache_clear()
 
 
 def operands(name: str, dtype: torch.dtype, batch: int = 8) -> tuple[Any, ...]:
@@ -67,7 +67,7 @@ def test_what_is_chosen_is_right(name: str, dtype: torch.dtype, capsys: Any) -> 
     x, w, rest = operands(name, dtype)
     with torch.no_grad():
         v = torch.randn_like(F.conv2d(x, w, None, *rest))
-    with kernels.heard() as heard:
+    with kernels.recorded_calls() as heard:
         got = results(rt.convolution, x, w, v, *rest, True)
     wide = [t.detach().cpu().double() for t in (x, w, v)]
     want = results(F.conv2d, *wide, *rest)
@@ -90,7 +90,7 @@ def test_what_is_chosen_is_right(name: str, dtype: torch.dtype, capsys: Any) -> 
 
 
 def _record() -> Any:
-    return single_convolution.known().record
+    return single_convolution.measurements().record
 
 
 def net() -> torch.nn.Sequential:

@@ -58,7 +58,7 @@ def test_random_configurations(dtype: torch.dtype) -> None:
 def test_channels_last(config: Config, dtype: torch.dtype) -> None:
     x, w, b = (t.detach() for t in config.operands(1, dtype, "cuda"))
     last = x.contiguous(memory_format=torch.channels_last_3d)
-    with kernels.heard() as heard:
+    with kernels.recorded_calls() as heard:
         for given in (x, last, x.mT.contiguous().mT):
             operands = [t.detach().requires_grad_() for t in (given, w, b)]
             compare(config, operands, 1)

@@ -17,9 +17,10 @@ import tvm
 import byoc_cudnn
 from byoc_cudnn import BACKENDS
 from byoc_cudnn.backends import cudnn
-from byoc_cudnn.table import CODEGENS, STOCK
+from byoc_cudnn.table import CODEGENS
 from byoc_cudnn.tuning.record import Record
 from byoc_cudnn.tuning.tune import tune
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.cli.tune import _stock
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.gpu.cudnn_runner import library_tolerance

@@ -22,8 +22,8 @@ from tvm import relax, te, tirx
 
 from legalize.cuda import gemm
 from legalize.cuda import prim_func as cuda_kernel
+from legalize.cuda.implicit_gemm import view_of
 from legalize.cuda.plan import Plan, plan_of
-from legalize.cuda.view import view_of
 from legalize.generic import cpu_schedule, te_conv
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.problems import (

@@ -25,7 +25,7 @@ import legalize.cpu
 from byoc_cudnn.backends.cudnn.program import emit
 from relay_wgrad import ConvProblem, conventions, relay, transform
 from relay_wgrad.frontend import from_onnx, from_torch, gradient_to_onnx, to_onnx
-from relay_wgrad.inspection.partial import left_out
+from relay_wgrad.inspection.partial_training import left_out
 from relay_wgrad.relay.graph_executor import GraphModule
 from relay_wgrad.training import Update, default_lr
 from relay_wgrad.training import state as states

@@ -9,7 +9,7 @@ what a library runs, not what the user calls it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -296,11 +296,6 @@ def _problem(
         groups=shape.groups, data_layout=data, kernel_layout=kernel, grad_layout=grad,
         data_dtype=dtype, weight_dtype=dtype, grad_dtype=dtype,
     ).check()  # fmt: skip
-
-
-def with_batch(layer: Layer, batch: int) -> Layer:
-    """The same layer on another number of images."""
-    return replace(layer, problem=replace(layer.problem, n=batch))
 
 
 # ---- ResNet-50 alone, in the layouts of users -------------------------------------------------

@@ -135,7 +135,7 @@ def random_problem(
         dtype = [_pick(rng, dtypes)] * 3
         if mixed and rng.random() < 0.25:
             dtype = [_pick(rng, dtypes) for _ in range(3)]
-        problem = ConvProblem.of(
+        problem = ConvProblem.from_shapes(
             kind,
             (n, c, *size),
             (k, c // groups, *taps),

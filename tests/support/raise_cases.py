@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.layouts import ACTIVATION, KERNEL, permutation
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from relay_wgrad.transform import RaiseReport, raise_conv_backward
 from tests.support.built import built
 from tests.support.problems import torch_reference

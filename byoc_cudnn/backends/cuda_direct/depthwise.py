@@ -11,7 +11,7 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ...decision import YES, Decision, no
 from .depthwise_variants import FACTORS, THREADS, Form
 from .family import Family, Numbers
-from .machine import BANDWIDTH, ITEM, MULTIPROCESSORS, REGISTERS, SHARED, STAGED, TAP, Work
+from .launch_time import BANDWIDTH, ITEM, MULTIPROCESSORS, REGISTERS, SHARED, STAGED, TAP, Work
 
 MOST_TAPS = 31  # along an axis
 MOST_UNROLLED = 7  # the same, of kernels that hold their filters in registers

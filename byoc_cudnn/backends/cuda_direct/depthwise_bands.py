@@ -7,15 +7,15 @@ row of the filter as a banded matrix gives 8 results beside each other from 16 c
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from . import machine, warps
-from .family import Family, Numbers
+from . import launch_time, tensor_cores
+from .family import Family, Numbers, ceil_div
 
 MOST_TAPS = 7  # along an axis
 _ITEMS = 16  # of a block: rows of a product
@@ -30,8 +30,36 @@ _BANDWIDTH = {ConvKind.FPROP: 3.77e6, ConvKind.DGRAD: 3.77e6, ConvKind.WGRAD: 4.
 _SECTOR, _WASTED = 64, 0.4  # bytes that memory has together, and how much of others' is moved
 
 
+class Tiles(ABC):
+    """A kernel of either depthwise family on tensor cores, by its numbers."""
+
+    channels: int
+    across: int
+    fit: int
+
+    @property
+    def threads(self) -> int:
+        return 8 * self.channels
+
+    @abstractmethod
+    def shared(self, kind: ConvKind) -> int:
+        """Bytes of a block."""
+
+    @abstractmethod
+    def registers(self, kind: ConvKind) -> int:
+        """Of a thread, with which nvcc spills nothing, or next to nothing."""
+
+    def resident(self, kind: ConvKind, shared: int) -> int:
+        """Blocks that run at once on a multiprocessor; 0 if one has more than so many bytes."""
+        size = self.shared(kind)
+        if size > shared:
+            return 0
+        by_registers = launch_time.REGISTERS // (self.threads * self.registers(kind))
+        return min(by_registers, launch_time.SHARED // (size + 1024), 8)
+
+
 @dataclass(frozen=True)
-class Bands:
+class Bands(Tiles):
     """A kernel's numbers, in the order of the template's.
 
     channels : of a block.  r, s, stride, top, left : taps, and how they lie.
@@ -51,17 +79,9 @@ class Bands:
     fit: int
 
     @property
-    def numbers(self) -> Numbers:
-        return astuple(self)
-
-    @property
-    def threads(self) -> int:
-        return 8 * self.channels
-
-    @property
     def under_way(self) -> int:
         """Rows of results that a row of the image reaches."""
-        return _ceil(self.r, self.stride)
+        return ceil_div(self.r, self.stride)
 
     def step(self, kind: ConvKind) -> float:
         """Cycles of a multiprocessor for a warp's step."""
@@ -75,7 +95,6 @@ class Bands:
         return 16 * (self.channels // 8 | 1)
 
     def shared(self, kind: ConvKind) -> int:
-        """Bytes of a block."""
         eight, one = 8 * self.stride * self.pitch, self.stride == 1
         eight += 64 if one else 16
         odd = self.across % 2 if one else 0
@@ -88,7 +107,6 @@ class Bands:
         return filters + self.ahead * self.stride * row + results + _GATE
 
     def registers(self, kind: ConvKind) -> int:
-        """Of a thread, with which nvcc spills nothing, or next to nothing."""
         if self.r <= 3:  # 128 were enough, and slower
             return 168
         if self.r > 5 or self.stride > 1:
@@ -100,7 +118,7 @@ def accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p = problem
     if p.groups != p.c or p.k != p.c:
         return no(f"groups={p.groups} of C={p.c} and K={p.k}: not one filter for each channel")
-    if not (decision := warps.accepts(p, "depthwise ones on tensor cores")):
+    if not (decision := tensor_cores.accepts(p, "depthwise ones on tensor cores")):
         return decision
     if max(p.strides) > (2 if p.kind is ConvKind.FPROP else 1) or max(p.dilation) > 1:
         return no(f"strides={p.strides} dilation={p.dilation}: not on tensor cores")
@@ -115,17 +133,13 @@ def extent(problem: ConvProblem) -> tuple[int, int]:
     return (p.h, p.w) if p.kind is ConvKind.DGRAD else (p.p, p.q)
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def tile(problem: ConvProblem) -> tuple[int, int]:
     """Times 8 columns, and images, of a block: up to 16 items, of which few are idle."""
     columns, halo = extent(problem)[1], problem.s - 1
     best, most = (1, 1), 0.0
-    for across in range(min(_ceil(columns, 8), _ITEMS), 0, -1):
+    for across in range(min(ceil_div(columns, 8), _ITEMS), 0, -1):
         images = max(1, min(problem.n, _ITEMS // across))
-        used = images * columns / _ceil(columns, 8 * across)
+        used = images * columns / ceil_div(columns, 8 * across)
         score = used * (8 * across / (8 * across + halo)) ** 0.5  # columns that are read twice
         if score > 1.001 * most:
             most, best = score, (across, images)
@@ -142,17 +156,6 @@ def ahead_of(problem: ConvProblem, channels: int) -> tuple[int, ...]:
 def image_step(rows: int) -> float:
     """Cycles of a multiprocessor for a warp's step that has rows of a filter."""
     return _STEP + _ROW * rows
-
-
-class Tiles(Protocol):
-    """What is counted of a kernel: its numbers, by their names."""
-
-    @property
-    def channels(self) -> int: ...
-    @property
-    def across(self) -> int: ...
-    @property
-    def fit(self) -> int: ...
 
 
 def tensor_bytes(problem: ConvProblem, z: Tiles) -> float:
@@ -175,11 +178,11 @@ def took(
     """
     p, busy = problem, 0.0
     begin = _BEGIN + more + _TAP * p.r * p.s * (p.kind is ConvKind.WGRAD)
-    full, left = divmod(_ceil(blocks, machine.MULTIPROCESSORS), z.fit)
+    full, left = divmod(ceil_div(blocks, launch_time.MULTIPROCESSORS), z.fit)
     for together, times in ((z.fit, full), (left, 1 if left else 0)):
         busy += times * (steps * together * z.channels / 4 * step + begin)
     memory = tensor_bytes(p, z) / _BANDWIDTH[p.kind]
-    return warps.us(p, math.hypot(busy / machine.CLOCK, memory))
+    return tensor_cores.us(p, math.hypot(busy / launch_time.CLOCK, memory))
 
 
 def _shapes(problem: ConvProblem, shared: int) -> Iterator[Bands]:
@@ -189,33 +192,26 @@ def _shapes(problem: ConvProblem, shared: int) -> Iterator[Bands]:
             continue
         for ahead in ahead_of(p, channels) if p.strides[0] == 1 else (4, 3):
             z = Bands(channels, p.r, p.s, p.strides[0], top, left, across, images, ahead, 1)
-            size = z.shared(p.kind)
-            fit = machine.REGISTERS // (z.threads * z.registers(p.kind))
-            fit = min(fit, machine.SHARED // (size + 1024), 8)
-            if size <= shared and fit:
+            if fit := z.resident(p.kind, shared):
                 yield replace(z, fit=fit)
-
-
-def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
-    return [z.numbers for z in _shapes(problem, warps.SHARED[arch])]
 
 
 def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Expected."""
     p, z = problem, Bands(*numbers)
     rows, columns = extent(p)
-    beside = _ceil(p.n, z.images) * _ceil(p.c, z.channels) * _ceil(columns, 8 * z.across)
+    beside = ceil_div(p.n, z.images) * ceil_div(p.c, z.channels) * ceil_div(columns, 8 * z.across)
     least, steps, blocks = 0, 0, 0
     for cut in range(1, rows + 1):  # `band_rows` of bands_rows.h
-        chunk = _ceil(rows, cut)
-        many = beside * _ceil(rows, chunk)
-        cost = _ceil(many, machine.MULTIPROCESSORS) * (chunk + z.under_way - 1 + 3)
+        chunk = ceil_div(rows, cut)
+        many = beside * ceil_div(rows, chunk)
+        cost = ceil_div(many, launch_time.MULTIPROCESSORS) * (chunk + z.under_way - 1 + 3)
         if cut == 1 or cost < least:
             least, steps, blocks = cost, chunk + z.under_way - 1, many
     return took(p, z, steps, blocks, z.step(p.kind))
 
 
 FAMILY = Family(
-    "depthwise_bands", (*warps.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h"),
-    accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    "depthwise_bands", (*tensor_cores.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h"),
+    accepts, tensor_cores.candidates(_shapes), _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

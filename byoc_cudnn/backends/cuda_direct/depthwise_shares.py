@@ -7,13 +7,13 @@ those of `depthwise_bands.py`, with a stride of 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import Decision, no
-from . import depthwise_bands, machine, warps
-from .family import Family, Numbers
+from . import depthwise_bands, launch_time, tensor_cores
+from .family import Family, Numbers, ceil_div
 
 _CHANNELS = (32, 24, 16)  # of a block, four for each of its warps
 # Fitted as those of `depthwise_bands.py`, whose other constants they share.
@@ -23,7 +23,7 @@ _LIGHT = 0.39  # of a step: a row of a tile that is not there
 
 
 @dataclass(frozen=True)
-class Shares:
+class Shares(depthwise_bands.Tiles):
     """A kernel's numbers, in the order of the template's; they mean what those of `Bands` do."""
 
     channels: int
@@ -35,14 +35,6 @@ class Shares:
     images: int
     ahead: int
     fit: int
-
-    @property
-    def numbers(self) -> Numbers:
-        return astuple(self)
-
-    @property
-    def threads(self) -> int:
-        return 8 * self.channels
 
     @property
     def warps(self) -> int:
@@ -59,7 +51,6 @@ class Shares:
         return size + ((16 if self.warps > 4 else 32 if self.warps > 2 else 64) - size) % 128
 
     def shared(self, kind: ConvKind) -> int:
-        """Bytes of a block."""
         ring = self.ahead * self.row(kind)
         if kind is ConvKind.WGRAD:
             return max(ring, 2048 * self.warps) + 16
@@ -67,7 +58,6 @@ class Shares:
         return self.channels * self.r * self.s * 2 + ring + results + 16
 
     def registers(self, kind: ConvKind) -> int:
-        """Of a thread, with which nvcc spills nothing, or next to nothing."""
         if self.r > 3:
             return 255
         return 208 if kind is ConvKind.WGRAD else 168
@@ -89,25 +79,14 @@ def _shapes(problem: ConvProblem, shared: int) -> Iterator[Shares]:
             continue
         for ahead in depthwise_bands.ahead_of(p, channels):
             z = Shares(channels, p.r, p.s, top, left, across, images, ahead, 1)
-            size = z.shared(p.kind)
-            fit = machine.REGISTERS // (z.threads * z.registers(p.kind))
-            fit = min(fit, machine.SHARED // (size + 1024), 8)
-            if size <= shared and fit:
+            if fit := z.resident(p.kind, shared):
                 yield replace(z, fit=fit)
-
-
-def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
-    return [z.numbers for z in _shapes(problem, warps.SHARED[arch])]
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def share(tiles: int, rows: int, slabs: int, fit: int, ramp: int, light: int) -> int:
     """`share_of` of shares_rows.h."""
-    most = max(1, machine.MULTIPROCESSORS * fit // slabs)
-    whole, part = _ceil(tiles, most), _ceil(tiles * rows, most)
+    most = max(1, launch_time.MULTIPROCESSORS * fit // slabs)
+    whole, part = ceil_div(tiles, most), ceil_div(tiles * rows, most)
     one = 2 * whole * rows + whole * light
     return whole * rows if one <= 2 * (part + ramp) + part // rows * light else part
 
@@ -116,19 +95,20 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Expected."""
     p, z = problem, Shares(*numbers)
     rows, columns = depthwise_bands.extent(p)
-    slabs, tiles = _ceil(p.c, z.channels), _ceil(p.n, z.images) * _ceil(columns, 8 * z.across)
+    slabs = ceil_div(p.c, z.channels)
+    tiles = ceil_div(p.n, z.images) * ceil_div(columns, 8 * z.across)
     light = z.r - 1 - z.top if p.kind is ConvKind.DGRAD else z.top
     of = share(tiles, rows, slabs, z.fit, z.r - 1, light)
-    parts = _ceil(of, rows)
+    parts = ceil_div(of, rows)
     steps = of + (z.r - 1 if of % rows else 0) + _LIGHT * light * parts
     step = _WEIGHT if p.kind is ConvKind.WGRAD else depthwise_bands.image_step(z.r)
-    blocks = slabs * _ceil(tiles * rows, of)
+    blocks = slabs * ceil_div(tiles * rows, of)
     return depthwise_bands.took(p, z, steps, blocks, step, _NEXT * (parts - 1))
 
 
 FAMILY = Family(
     "depthwise_shares",
-    (*warps.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h", "shares_rows.h",
+    (*tensor_cores.TEMPLATES, "bands_rows.h", "bands_image.h", "bands_weight.h", "shares_rows.h",
      "shares_image.h", "shares_weight.h"),
-    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    _accepts, tensor_cores.candidates(_shapes), _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

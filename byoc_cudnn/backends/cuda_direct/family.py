@@ -45,6 +45,10 @@ class Family:
     oldest: int = 75
 
 
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
 ASSUMED = {"n": 32, "h": 56, "w": 56}  # where a size is not known
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from . import machine, warps
+from . import launch_time, tensor_cores
 from .family import Family, Numbers
 
 MOST, MOST_COLUMNS = 8, 160  # filters; filters times taps
@@ -24,7 +24,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
         return no(f"groups={p.groups}: kernels of few filters have one group")
     if p.k > MOST:
         return no(f"K={p.k}: there are kernels of up to {MOST} filters")
-    if not (decision := warps.accepts(p, "few filters")):
+    if not (decision := tensor_cores.accepts(p, "few filters")):
         return decision
     if p.k * p.r * p.s > MOST_COLUMNS:
         return no(f"{p.k} filters of {p.r}x{p.s}: more than {MOST_COLUMNS} filters times taps")
@@ -40,18 +40,18 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Expected: memory, and what stands before and after the products without hiding behind it."""
     p = problem
     pixels, columns = p.n * p.h * p.w, p.k * p.r * p.s
-    device = machine.MULTIPROCESSORS * machine.CLOCK
+    device = launch_time.MULTIPROCESSORS * launch_time.CLOCK
     blocks, steps = -(-columns // 8), -(-p.c // 16)
     products = _PRODUCTS * pixels / 16 * blocks * steps / device
     gathered = pixels * columns * _GATHERED[p.kind] / device
     if p.kind is ConvKind.FPROP:
         products += pixels / 128 * 16 * blocks * steps / device  # the filters, from the cache
-    memory = p.bytes / machine.BANDWIDTH
+    memory = p.bytes / launch_time.BANDWIDTH
     busy = products + gathered
-    return warps.us(p, _LONGER * (max(busy, memory) + 0.4 * min(busy, memory)))
+    return tensor_cores.us(p, _LONGER * (max(busy, memory) + 0.4 * min(busy, memory)))
 
 
 FAMILY = Family(
-    "few", (*warps.TEMPLATES, "few_image.h", "few_weight.h"),
-    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    "few", (*tensor_cores.TEMPLATES, "few_image.h", "few_weight.h"),
+    _accepts, _candidates, _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from . import machine, warps
-from .family import Family, Numbers, sized
+from . import launch_time, tensor_cores
+from .family import Family, Numbers, ceil_div, sized
 
 MOST_CHANNELS, MOST_TAPS, MOST_STRIDE = 4, 16, 16  # taps along an axis
 _SUMS = 160  # registers of a thread's sums, at most
@@ -61,12 +61,12 @@ class First:
     @property
     def pairs(self) -> int:
         """Of elements, of a row of taps."""
-        return _ceil(self.s * self.c + (self.phases > 1 or self.left * self.c % 2 == 1), 2)
+        return ceil_div(self.s * self.c + (self.phases > 1 or self.left * self.c % 2 == 1), 2)
 
     @property
     def blocks(self) -> int:
         """Of 16 terms."""
-        return _ceil(self.r * self.pairs, 8)
+        return ceil_div(self.r * self.pairs, 8)
 
     @property
     def columns(self) -> int:
@@ -77,12 +77,12 @@ class First:
         """Bytes of the image's rows."""
         margin = -self.left * self.c % 8
         elements = margin + (self.columns - 1) * self.stride * self.c + 2 * self.pairs
-        return ((self.rows - 1) * self.stride + self.r) * _ceil(elements, 8) * 16
+        return ((self.rows - 1) * self.stride + self.r) * ceil_div(elements, 8) * 16
 
     @property
     def groups(self) -> int:
         """Of 32 filters."""
-        return _ceil(self.k, 32)
+        return ceil_div(self.k, 32)
 
     def filters(self) -> int:
         """Bytes of the filters in shared memory."""
@@ -90,7 +90,7 @@ class First:
 
     def apart(self) -> int:
         """Warps of a gradient that have different sums."""
-        return self.phases * _ceil(self.blocks, self.mt) * _ceil(self.k // 8, self.nt)
+        return self.phases * ceil_div(self.blocks, self.mt) * ceil_div(self.k // 8, self.nt)
 
     def shared(self, kind: ConvKind) -> int:
         """What `FirstImage::BYTES` or `FirstWeight::BYTES` is."""
@@ -106,14 +106,13 @@ class First:
             return 56 + self.mt * self.nt * 4 + 2 * self.nt + 5 * self.mt
         return 48 + self.mt * (self.nt * 16 + 8)
 
+    def block_registers(self, kind: ConvKind) -> int:
+        return 128 * ceil_div(self.warps, 4) * self.registers(kind)
+
     def resident(self, kind: ConvKind) -> int:
         """Blocks that run at once on a multiprocessor."""
-        by_registers = machine.REGISTERS // (128 * _ceil(self.warps, 4) * self.registers(kind))
-        return max(1, min(4, machine.SHARED // (self.shared(kind) + 1024), by_registers))
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
+        by_registers = launch_time.REGISTERS // self.block_registers(kind)
+        return max(1, min(4, launch_time.SHARED // (self.shared(kind) + 1024), by_registers))
 
 
 def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
@@ -122,7 +121,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
         return no(f"C={p.c} of {p.groups} groups: first layers have up to {MOST_CHANNELS} channels")
     if p.kind is ConvKind.DGRAD:
         return no(f"C={p.c}: there is no kernel for the gradient of an image")
-    if not (decision := warps.accepts(p, "first layers")):
+    if not (decision := tensor_cores.accepts(p, "first layers")):
         return decision
     if p.k % 8:
         return no(f"K={p.k}: filters of first layers do not come by 8")
@@ -136,7 +135,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     if max(p.padding) > 2 * MOST_TAPS:
         return no(f"padding={p.padding}: of first layers up to {2 * MOST_TAPS}")
     known = sized(p)
-    if next(shapes(known, min(warps.SHARED.values())), None):
+    if next(shapes(known, min(tensor_cores.SHARED.values())), None):
         return YES
     return no(
         f"{p.k} filters of {p.r}x{p.s}x{p.c}: more than shared memory and a block's sums hold"
@@ -149,18 +148,15 @@ def shapes(problem: ConvProblem, shared: int) -> Iterator[First]:
     many = _gradients(problem) if problem.kind is ConvKind.WGRAD else _results(problem)
     for shape in many:
         fits = shape.shared(problem.kind) <= shared and shape.registers(problem.kind) <= _REGISTERS
-        if (
-            fits
-            and 128 * _ceil(shape.warps, 4) * shape.registers(problem.kind) <= machine.REGISTERS
-        ):
+        if fits and shape.block_registers(problem.kind) <= launch_time.REGISTERS:
             found.setdefault(shape)
     yield from found
 
 
 def _across(problem: ConvProblem, phases: int, most: int) -> int:
     """Units of a tile's row: the fewest idle columns, and of those the most units."""
-    units = _ceil(problem.q, 8 * phases)
-    return min(range(min(units, most), 0, -1), key=lambda u: (_ceil(units, u) * u, -u))
+    units = ceil_div(problem.q, 8 * phases)
+    return min(range(min(units, most), 0, -1), key=lambda u: (ceil_div(units, u) * u, -u))
 
 
 def _tiles(problem: ConvProblem, rows: tuple[int, ...], most: int) -> Iterator[tuple[int, int]]:
@@ -168,21 +164,21 @@ def _tiles(problem: ConvProblem, rows: tuple[int, ...], most: int) -> Iterator[t
     phases = problem.strides[0] * problem.c % 2 + 1
     across = _across(problem, phases, most)
     for row in dict.fromkeys(min(r, problem.p) for r in rows):
-        balanced = _ceil(problem.p, _ceil(problem.p, row))
+        balanced = ceil_div(problem.p, ceil_div(problem.p, row))
         yield balanced + balanced * across % 2, across
 
 
 def _results(problem: ConvProblem) -> Iterator[First]:
     p = problem
     fixed = (p.c, p.k, p.r, p.s, p.strides[0], p.padding[0], p.padding[1])
-    groups = _ceil(p.k, 32)
+    groups = ceil_div(p.k, 32)
     for rows, across in _tiles(p, (4, 8, 2, 1), _UNITS):
         for mt, nt in ((2, 1), (2, 2), (4, 1), (1, 2), (1, 1), (1, 3), (2, 3), (4, 2)):
             if groups % nt or mt * nt * 16 > _SUMS:
                 continue
             phases = p.strides[0] * p.c % 2 + 1
-            items = _ceil(rows * across, 2 * mt) * phases
-            warps_ = _ceil(items, _ceil(items, _WARPS))
+            items = ceil_div(rows * across, 2 * mt) * phases
+            warps_ = ceil_div(items, ceil_div(items, _WARPS))
             yield First(*fixed, rows, across, mt, nt, warps_, 2)
 
 
@@ -205,16 +201,12 @@ def _sums(problem: First) -> list[tuple[int, int]]:
     found: dict[tuple[int, int], float] = {}
     for down in range(1, min(blocks, 10) + 1):
         for beside in range(1, min(filters, 8) + 1):
-            mt, nt = _ceil(blocks, down), _ceil(filters, beside)
+            mt, nt = ceil_div(blocks, down), ceil_div(filters, beside)
             one = replace(problem, mt=mt, nt=nt)
             fits = 4 * mt * nt <= _SUMS and one.registers(ConvKind.WGRAD) <= _REGISTERS
             if fits and one.apart() <= 12:
                 found[mt, nt] = one.apart() * _step(mt, nt)
     return sorted(found, key=lambda two: found[two])[:_SETS]
-
-
-def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
-    return [astuple(shape) for shape in shapes(problem, warps.SHARED[arch])]
 
 
 def _step(mt: int, nt: int) -> float:
@@ -231,27 +223,27 @@ def _item(z: First) -> float:
 def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Expected: whole rounds of tiles, and memory, with rows that are read again."""
     p, z, kind = problem, First(*numbers), problem.kind
-    tiles = p.n * _ceil(p.p, z.rows) * _ceil(p.q, z.columns)
+    tiles = p.n * ceil_div(p.p, z.rows) * ceil_div(p.q, z.columns)
     units, fit, copied = z.rows * z.units, z.resident(kind), z.tile
     if kind is ConvKind.WGRAD:
         all_steps, each = units // 2 * z.apart(), _step(z.mt, z.nt)
-        steps = _ceil(units // 2, z.warps // z.apart())  # of a warp
+        steps = ceil_div(units // 2, z.warps // z.apart())  # of a warp
         copied += units * z.phases * 16 * p.k
     else:
-        all_steps, each = _ceil(units, 2 * z.mt) * z.phases, _item(z)
-        steps = _ceil(all_steps, z.warps)
+        all_steps, each = ceil_div(units, 2 * z.mt) * z.phases, _item(z)
+        steps = ceil_div(all_steps, z.warps)
     by = math.gcd(p.w * p.c, 8)  # elements of a row that are copied at once
     copies = copied / 512 * _COPY[kind] + z.tile / 512 * _COPY[kind] * _NARROW[by]
     busy = all_steps * each + copies
     alone = _ALONE[kind] * (steps * each + copies / z.warps)
-    rounds = _ceil(tiles, machine.MULTIPROCESSORS * fit)
+    rounds = ceil_div(tiles, launch_time.MULTIPROCESSORS * fit)
     whole = rounds * (_norm(_TOGETHER, fit * busy, alone) + _TILE[kind]) + _BEGIN[kind]
-    memory = (p.bytes + tiles * z.tile * _AGAIN[kind]) / machine.BANDWIDTH
-    both = _norm(_POWER[kind], whole / machine.CLOCK, memory)
+    memory = (p.bytes + tiles * z.tile * _AGAIN[kind]) / launch_time.BANDWIDTH
+    both = _norm(_POWER[kind], whole / launch_time.CLOCK, memory)
     if kind is ConvKind.WGRAD:
         parts = min(tiles, _PARTS * fit // 2) * z.phases
         both += parts * p.k * p.c * p.r * p.s * 4 / _PARTS_BANDWIDTH
-    return warps.us(p, both)
+    return tensor_cores.us(p, both)
 
 
 def _norm(power: float, *values: float) -> float:
@@ -259,6 +251,6 @@ def _norm(power: float, *values: float) -> float:
 
 
 FAMILY = Family(
-    "first", (*warps.TEMPLATES, "first_rows.h", "first_image.h", "first_weight.h"),
-    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    "first", (*tensor_cores.TEMPLATES, "first_rows.h", "first_image.h", "first_weight.h"),
+    _accepts, tensor_cores.candidates(shapes), _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from . import machine, warps
-from .family import Family, Numbers, sized
+from . import launch_time, tensor_cores
+from .family import Family, Numbers, ceil_div, sized
 
 _ENOUGH = 113 << 10  # bytes with which two blocks are on a multiprocessor
 _CHANNELS = 64  # of a block, about: 128 bytes of a pixel
@@ -47,10 +47,6 @@ class Shape:
     stages: int
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def merged(problem: ConvProblem) -> int:
     """How many groups are taken as one, so that channels and filters are multiples of 8; or 0."""
     cg, kg = problem.c // problem.groups, problem.k // problem.groups
@@ -62,7 +58,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p = problem
     if p.groups == 1:
         return no("one group")
-    if not (decision := warps.accepts(p, "grouped convolutions")):
+    if not (decision := tensor_cores.accepts(p, "grouped convolutions")):
         return decision
     cg, kg, many = p.c // p.groups, p.k // p.groups, merged(p)
     if not many:
@@ -73,7 +69,7 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
         return no(f"strides={p.strides}: a gradient's is at most {MOST_STRIDE}")
     if max(p.r, p.s) > MOST_TAPS:
         return no(f"a kernel of {p.r}x{p.s}: there are up to {MOST_TAPS} taps along an axis")
-    shape = next(shapes(sized(p), min(warps.SHARED.values())), None)
+    shape = next(shapes(sized(p), min(tensor_cores.SHARED.values())), None)
     return YES if shape else no("no tile fits into shared memory")
 
 
@@ -89,7 +85,7 @@ def shapes(problem: ConvProblem, shared: int) -> Iterator[Shape]:
     p, many = problem, merged(problem)
     cg, kg, back = p.c // p.groups, p.k // p.groups, p.kind is ConvKind.DGRAD
     stride = p.strides[0]
-    rows, columns = (_ceil(p.h, stride), _ceil(p.w, stride)) if back else (p.p, p.q)
+    rows, columns = (ceil_div(p.h, stride), ceil_div(p.w, stride)) if back else (p.p, p.q)
     most = max(1, min(p.groups // many, _CHANNELS // (max(cg, kg) * many)))
     found: dict[Shape, int] = {}
     for half, units, stages, mt in _VARIANTS:
@@ -106,10 +102,10 @@ def shapes(problem: ConvProblem, shared: int) -> Iterator[Shape]:
 
 def _tile(n: int, rows: int, columns: int, units: int) -> tuple[int, int, int]:
     """Images, rows, times 8 columns; an even number of units."""
-    across = _ceil(columns, 8)
-    tu = min(range(min(units, 8), 0, -1), key=lambda t: (_ceil(across, t) * t, -t))
+    across = ceil_div(columns, 8)
+    tu = min(range(min(units, 8), 0, -1), key=lambda t: (ceil_div(across, t) * t, -t))
     tp = min(rows, max(1, units // tu))
-    tp = _ceil(rows, _ceil(rows, tp))
+    tp = ceil_div(rows, ceil_div(rows, tp))
     tn = max(1, min(n, units // (tp * tu))) if tp == rows and tu >= across else 1
     if tn * tp * tu % 2:
         tn, tp = (tn + 1, tp) if tn > 1 else (tn, tp + 1)
@@ -119,11 +115,11 @@ def _tile(n: int, rows: int, columns: int, units: int) -> tuple[int, int, int]:
 def _warps(problem: ConvProblem, z: Shape) -> int:
     if problem.kind is not ConvKind.WGRAD:
         phases = z.stride**2 if problem.kind is ConvKind.DGRAD else 1
-        items = _ceil(z.images * z.rows * z.units, 2 * z.mt) * phases
-        return _ceil(items, _ceil(items, 14))
+        items = ceil_div(z.images * z.rows * z.units, 2 * z.mt) * phases
+        return ceil_div(items, ceil_div(items, 14))
     chunks, nb = z.r * z.s * z.cg * z.merged // 8, z.kg * z.merged // 8
-    apart = max(1, _ceil(8, z.groups))
-    while _ceil(_ceil(chunks, 2), apart) * nb * 4 > _SUMS and z.groups * apart < 16:
+    apart = max(1, ceil_div(8, z.groups))
+    while ceil_div(ceil_div(chunks, 2), apart) * nb * 4 > _SUMS and z.groups * apart < 16:
         apart += 1
     return z.groups * apart
 
@@ -143,7 +139,7 @@ def _tile_bytes(kind: ConvKind, z: Shape) -> int:
     else:
         halo = [(z.r - 1) * z.dilation, (z.s - 1) * z.dilation]
     rows = (z.rows - 1) * step + halo[0] + 1
-    wide = _ceil((8 * z.units - 1) * step + halo[1] + 1, step) * step
+    wide = ceil_div((8 * z.units - 1) * step + halo[1] + 1, step) * step
     tile = z.images * rows * wide * (z.groups * (ki if back else ci) // 8 | 1) * 16
     if kind is ConvKind.WGRAD:
         grad = z.images * z.rows * z.units * 8 * (z.groups * ki // 8 | 1) * 16
@@ -162,49 +158,47 @@ def shared_bytes(kind: ConvKind, z: Shape) -> int:
     return filters + staged + z.stages * _tile_bytes(kind, z)
 
 
-def _candidates(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
-    return [astuple(shape) for shape in shapes(problem, warps.SHARED[arch])]
-
-
 def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Expected: memory, with what tiles read twice, or what passes through shared memory."""
     p, z, back = problem, Shape(*numbers), problem.kind is ConvKind.DGRAD
     ci, ki = z.cg * z.merged, z.kg * z.merged
     ins, outs = (ki, ci) if back else (ci, ki)
     phases = z.stride**2 if back else 1
-    rows, columns = (_ceil(p.h, z.stride), _ceil(p.w, z.stride)) if back else (p.p, p.q)
-    tiles = _ceil(p.n, z.images) * _ceil(rows, z.rows) * _ceil(columns, 8 * z.units)
-    slabs = _ceil(p.groups, z.groups * z.merged)
+    rows, columns = (ceil_div(p.h, z.stride), ceil_div(p.w, z.stride)) if back else (p.p, p.q)
+    tiles = ceil_div(p.n, z.images) * ceil_div(rows, z.rows) * ceil_div(columns, 8 * z.units)
+    slabs = ceil_div(p.groups, z.groups * z.merged)
     units, chunks = z.images * z.rows * z.units, z.r * z.s * ins // 8
     tile = _tile_bytes(p.kind, z)
     wavefronts = 2 * tile / 128  # of 128 bytes, of a block for a tile
     if p.kind is ConvKind.WGRAD:
         chunks, blocks = z.r * z.s * ci // 8, ki // 8
         apart = z.warps // z.groups
-        each = 4 * (_ceil(_ceil(chunks, 2), apart) + _ceil(blocks, 2))  # of a warp, of two units
+        steps = ceil_div(ceil_div(chunks, 2), apart)
+        each = 4 * (steps + ceil_div(blocks, 2))  # of a warp, of two units
         wavefronts += z.warps * units / 2 * each
-        products = z.warps * units / 2 * _ceil(_ceil(chunks, 2), apart) * blocks
+        products = z.warps * units / 2 * steps * blocks
     else:
-        items = _ceil(units, 2 * z.mt)
-        steps = phases * (_ceil(chunks // phases, 4) + (phases > 1))
-        each = z.groups * 4 * (steps * (outs // 8) + z.mt * _ceil(chunks, 2))
+        items = ceil_div(units, 2 * z.mt)
+        steps = phases * (ceil_div(chunks // phases, 4) + (phases > 1))
+        each = z.groups * 4 * (steps * (outs // 8) + z.mt * ceil_div(chunks, 2))
         each += phases * z.mt * (2 * z.groups * outs // 8 + z.groups * outs // 4)
         wavefronts += items * each
-        products = items * z.groups * z.mt * _ceil(chunks, 2) * (outs // 8)
-    fit = max(1, min(4, machine.SHARED // (shared_bytes(p.kind, z) + 1024)))
+        products = items * z.groups * z.mt * ceil_div(chunks, 2) * (outs // 8)
+    fit = max(1, min(4, launch_time.SHARED // (shared_bytes(p.kind, z) + 1024)))
     # Two cycles of a multiprocessor for a product of 16 x 8 x 16.
-    busy = tiles * slabs * (wavefronts + 2 * products) / (machine.MULTIPROCESSORS * machine.CLOCK)
+    cycles = tiles * slabs * (wavefronts + 2 * products)
+    busy = cycles / (launch_time.MULTIPROCESSORS * launch_time.CLOCK)
     read = tiles * slabs * tile * (0.3 if p.kind is not ConvKind.WGRAD else 0.15)
-    memory = (p.bytes + max(0.0, read - p.bytes / 4)) / machine.BANDWIDTH
+    memory = (p.bytes + max(0.0, read - p.bytes / 4)) / launch_time.BANDWIDTH
     waits = {1: 0.7, 2: 0.35}.get(fit * z.stages, 0.2)  # of the shorter, of a block that is alone
     longer = _LONGER[p.kind] * (max(busy, memory) + waits * min(busy, memory))
     if p.kind is ConvKind.WGRAD:
         parts = min(tiles, max(1, _PARTS // slabs))
         longer += parts * p.k * z.cg * z.r * z.s * 4 / _PARTS_BANDWIDTH
-    return warps.us(p, longer)
+    return tensor_cores.us(p, longer)
 
 
 FAMILY = Family(
-    "grouped", (*warps.TEMPLATES, "grouped_taps.h", "grouped_image.h", "grouped_weight.h"),
-    _accepts, _candidates, _us, warps.alignment, warps.OLDEST,
+    "grouped", (*tensor_cores.TEMPLATES, "grouped_taps.h", "grouped_image.h", "grouped_weight.h"),
+    _accepts, tensor_cores.candidates(shapes), _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from relay_wgrad.argument_types import of_type, truth, whole
+from relay_wgrad.argument_types import check_type, checked_bool, checked_integer
 from relay_wgrad.layouts import ACTIVATION, KERNEL, is_permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -52,10 +52,10 @@ def emit(
     ValueError for a problem that does not fit, or is too large for a GPU program of this kind;
     TypeError for another type of an argument.
     """
-    of_type("emit: problem", problem, ConvProblem, "a ConvProblem")
-    truth("emit: allow_tf32", allow_tf32)
+    check_type("emit: problem", problem, ConvProblem, "a ConvProblem")
+    checked_bool("emit: allow_tf32", allow_tf32)
     if workspace_limit is not None:
-        whole("emit: workspace_limit", workspace_limit, 0)
+        checked_integer("emit: workspace_limit", workspace_limit, 0)
     _check(problem, workspace_limit or 0)
     if workspace_limit is None:
         workspace_limit = workspace_of(problem)

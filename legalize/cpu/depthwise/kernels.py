@@ -17,8 +17,8 @@ from ..emitters.axes import Axis
 from ..emitters.loops import (
     Expr,
     bind,
-    both,
     ceildiv,
+    conjunction,
     digits,
     local,
     parallel,
@@ -137,7 +137,7 @@ def _affine(
                     row, exists_row = rows.place(a, phases[0])
                     column, exists_column = columns.place(b + i, phases[1])
                     place = bind(y.at(n, row, column, filter_) + chunk * lanes)
-                    results.append((place, both(exists_row, exists_column)))
+                    results.append((place, conjunction(exists_row, exists_column)))
                     if not shared:
                         prefetch(y.buffer, place, write=True)
                 position = bind(a * rows.scale + h.offset)
@@ -194,7 +194,7 @@ def _may_miss(axis: Axis, i: int, wide: int, column: Expr) -> Expr:
     high = column < axis.size if (wide - 1 - i) * axis.scale < after else None
     if low is None or high is None:
         return high if low is None else low
-    return both(low, high)
+    return conjunction(low, high)
 
 
 def _wgrad(

@@ -8,7 +8,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import ConvProblem
 
 from ...quotient import share
-from ..emitters.loops import Expr, bind, both, local, parallel, serial, vector, zero
+from ..emitters.loops import Expr, bind, conjunction, local, parallel, serial, vector, zero
 from ..emitters.memory import Batch, Image, Panels
 from ..emitters.partial_sums import splits_for
 from ..machine import Machine
@@ -109,10 +109,10 @@ class _Line:
                 term = x.buffer[vector(self.data + step, lanes)]
                 inside: Expr = True
                 if rows:
-                    inside = both(self.top + step_h >= 0, self.top + step_h < problem.h)
+                    inside = conjunction(self.top + step_h >= 0, self.top + step_h < problem.h)
                 if columns:
                     w = self.left + step_w + q * problem.strides[1]
-                    inside = both(inside, both(w >= 0, w < problem.w))
+                    inside = conjunction(inside, conjunction(w >= 0, w < problem.w))
                 if inside is not True:
                     term = T.if_then_else(inside, term, zero(self.core.accum, lanes))
                 T.buffer_store(self.acc, self.acc[register] + term * value, [register])

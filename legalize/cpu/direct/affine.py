@@ -10,7 +10,7 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ..emitters.axes import Axis
 from ..emitters.memory import NO_BORDER, Memory
-from ..emitters.tiles import Tile, channel_block, compete, pixel_tile, row_tile
+from ..emitters.tiles import Tile, cache_sets_conflict, channel_block, pixel_tile, row_tile
 from ..machine import Machine
 from .blocked import Blocked
 from .core import Core
@@ -44,7 +44,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     bytes_ = DTYPE_BYTES[memory.accum]
     step = groups * reduced * axes[1].scale * bytes_
     pointwise = problem.r == problem.s == 1
-    if (pointwise and reduced >= _DEEP) or compete(
+    if (pointwise and reduced >= _DEEP) or cache_sets_conflict(
         m, pixel_tile(m, vectors, 1, axes[1].count)[1], step
     ):
         vectors, lanes = channel_block(m, memory.accum, channels, wide=True)

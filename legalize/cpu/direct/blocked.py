@@ -23,8 +23,8 @@ from ..emitters.axes import Axis, Taps
 from ..emitters.loops import (  # fmt: skip
     Expr,
     bind,
-    both,
     ceildiv,
+    conjunction,
     digits,
     int64,
     local,
@@ -135,7 +135,7 @@ class Blocked:
             T.buffer_store(found.x, int64(at), [int64(i)])
             row, exists_row = rows.place(a, phases[0])
             column, exists_column = columns.place(b, phases[1])
-            exists = both(both(exists_row, exists_column), number < total)
+            exists = conjunction(conjunction(exists_row, exists_column), number < total)
             there = T.if_then_else(exists, int64(y.at(n, row, column, 0)), int64(-1))
             T.buffer_store(found.y, there, [int64(i)])
         if self.skips:
@@ -198,7 +198,7 @@ class Blocked:
             with serial(count) as t:
                 reached: Expr = True
                 if self.skips:
-                    reached = both(r >= places.begin[int64(t)], r < places.end[int64(t)])
+                    reached = conjunction(r >= places.begin[int64(t)], r < places.end[int64(t)])
                 with when(reached):
                     acc = self._registers()
                     start = bind(t * self.tile.size)
@@ -209,7 +209,7 @@ class Blocked:
                     for i in range(0, self.tile.size, lanes):
                         there = vector(start + i, lanes)
                         T.buffer_store(sums, acc[vector(i, lanes)], [there])
-                    with when(both(both(r == 0, s == 0), k == 0)):
+                    with when(conjunction(conjunction(r == 0, s == 0), k == 0)):
                         writer.ask(t)
         with serial(count) as t:
             writer.write(t, sums, bind(t * self.tile.size))

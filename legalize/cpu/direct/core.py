@@ -10,8 +10,8 @@ from ..emitters.axes import Axis
 from ..emitters.loops import (
     Expr,
     bind,
-    both,
     ceildiv,
+    conjunction,
     digits,
     int64,
     local,
@@ -84,7 +84,7 @@ class Core:
             row, exists_row = rows.place(a + p, phase[0])
             column, exists_column = columns.place(b + q, phase[1])
             place = bind(y.at(n, row, column, g) + block * panels.block)
-            results.append((place, both(exists_row, exists_column)))
+            results.append((place, conjunction(exists_row, exists_column)))
             for start in range(0, 0 if parts else self.tile.block, max(line, lanes)):
                 prefetch(y.buffer, place + start, write=True)
         steps = [p * rows.scale * x.h_step + q * columns.scale * x.w_step for p, q in pixels]

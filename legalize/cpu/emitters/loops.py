@@ -88,7 +88,7 @@ def when(condition: Expr) -> Iterator[None]:
         yield
 
 
-def both(a: Expr, b: Expr) -> Expr:
+def conjunction(a: Expr, b: Expr) -> Expr:
     """Conjunction of two conditions, either of which may be a plain bool."""
     if a is False or b is False:
         return False

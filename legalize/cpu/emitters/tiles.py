@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..machine import Machine
 from .axes import Axis
-from .loops import Expr, both, when
+from .loops import Expr, conjunction, when
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def channel_block(m: Machine, dtype: str, channels: int, wide: bool = False) -> 
     ), lanes
 
 
-def compete(m: Machine, pixels: int, step_bytes: Expr) -> bool:
+def cache_sets_conflict(m: Machine, pixels: int, step_bytes: Expr) -> bool:
     """Whether so many pixels at this step fall on too few places of a level-1 cache."""
     if not isinstance(step_bytes, int):
         return False
@@ -76,7 +76,7 @@ def shapes(axes: Sequence[Axis], tile: Tile, a: Expr, b: Expr) -> Iterator[tuple
     """
     for high, at_row in _ends(axes[0].count, tile.rows, a):
         for wide, at_column in _ends(axes[1].count, tile.columns, b):
-            with when(both(at_row, at_column)):
+            with when(conjunction(at_row, at_column)):
                 yield high, wide
 
 

@@ -30,8 +30,8 @@ from ..emitters.loops import (  # fmt: skip
     Expr,
     Scratch,
     bind,
-    both,
     ceildiv,
+    conjunction,
     int64,
     local,
     outer,
@@ -174,7 +174,7 @@ class _Core:
             batch.each() as (number, images, tensors),
         ):
             self.sums = replace(result, buffer=parts)
-            self.pixels, (y, x) = self.pixels.of(images, *tensors)
+            self.pixels, (y, x) = self.pixels.of_images(images, *tensors)
             self._tasks(x, y, number == 0)
 
     def _tasks(self, x: Image, y: Image, is_first: Expr) -> None:
@@ -199,7 +199,7 @@ class _Core:
                 self._pack_grad(y, grad, unit, blocks)
                 with serial(problem.r) as r, serial(problem.s) as s:
                     run = self._pack_data(x, data, unit, (r, s), tiles)
-                    is_new = both(is_first, number == 0) if problem.is_static else False
+                    is_new = conjunction(is_first, number == 0) if problem.is_static else False
                     with serial(blocks[1] - blocks[0]) as b, serial(tiles[1] - tiles[0]) as t:
                         tile = bind(tiles[0] + t)
                         at = self.sums.at(g, blocks[0] + b, r, s, tile * self.height)

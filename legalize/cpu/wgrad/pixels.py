@@ -28,7 +28,7 @@ class Pixels:
     def units(self) -> tuple[Expr, Expr]:
         return ceildiv(self.n, self.images), ceildiv(self.p, self.rows)
 
-    def of(self, images: Expr, *tensors: Image) -> tuple[Pixels, list[Image]]:
+    def of_images(self, images: Expr, *tensors: Image) -> tuple[Pixels, list[Image]]:
         """The pixels of so many images, and the tensors as they index them."""
         if self.total is None:
             return replace(self, n=images), list(tensors)

@@ -26,8 +26,8 @@ from ...quotient import share
 from ..emitters.loops import (  # fmt: skip
     Expr,
     bind,
-    both,
     ceildiv,
+    conjunction,
     int64,
     local,
     outer,
@@ -147,7 +147,7 @@ class _Core:
             parts_of(weight, memory, self.panels.size, self.splits, self.lanes) as parts,
             batch.each() as (number, images, tensors),
         ):
-            self.pixels, (y, x) = self.pixels.of(images, *tensors)
+            self.pixels, (y, x) = self.pixels.of_images(images, *tensors)
             self._tasks(x, y, parts, number == 0)
         memory.move_weight(weight, self.panels, False)
 
@@ -207,7 +207,7 @@ class _Core:
             for j in range(together):
                 for rows, fits in heights(self.rows, self.height, bind(start + j)):
                     exists = number * together + j < tiles if tiles % together else True
-                    with when(both(fits, exists)):
+                    with when(conjunction(fits, exists)):
                         images, lines, columns = self._unit(n, p, 0, 0)
                         with serial(*images) as image, serial(*lines) as row, serial(*columns) as q:
                             at = x.at(image, row * strides[0] + r, q * strides[1] + s, g)

@@ -25,7 +25,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from ..emitters.loops import Expr, bind, both, splat, vector, when, zero
+from ..emitters.loops import Expr, bind, conjunction, splat, vector, when, zero
 from ..emitters.memory import Image, Panels
 from ..machine import Machine
 
@@ -265,7 +265,7 @@ def load(
         [
             bind(
                 T.if_then_else(
-                    both(rows[i], columns[j]), read(first[0] + i, first[1] + j),
+                    conjunction(rows[i], columns[j]), read(first[0] + i, first[1] + j),
                     zero("float32", lanes),
                 )
             )

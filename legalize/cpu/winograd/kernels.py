@@ -18,8 +18,8 @@ from ..emitters.loops import (
     Expr,
     Scratch,
     bind,
-    both,
     ceildiv,
+    conjunction,
     int64,
     local,
     outer,
@@ -139,7 +139,8 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         with parallel(at_a_time, tiling.chunk) as (b, g):
             inside = first_block + b < panels.blocks if panels.blocks % at_a_time else True
             group = first + g
-            inside = both(inside, group < tiling.groups if tiling.groups % tiling.chunk else True)
+            if tiling.groups % tiling.chunk:
+                inside = conjunction(inside, group < tiling.groups)
             with when(inside):
                 scratch = Scratch()
                 sums = scratch.new("sums", POINTS * tiling.rows * block, "float32")
@@ -287,5 +288,5 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         if tiles.count % chunk:
             count = bind(T.min(int64(chunk), tiles.count - first))
         inputs(x, y, first, count)
-        products(both(part == 0, chunks == 1 or number == 0), count)
+        products(conjunction(part == 0, chunks == 1 or number == 0), count)
     memory.move_weight(weight, panels, False)

@@ -196,10 +196,10 @@ def _average(text: str) -> float:
 def _schedule(text: str) -> str:
     """The text of a schedule; its steps may be left out."""
     from ...training.update import Update
-    from ..train_options import whole
+    from ..train_options import with_steps
 
     try:
-        Update(schedule=whole(text, 10**9))
+        Update(schedule=with_steps(text, 10**9))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("schedule=")) from error
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...backend_names import STOCK
 from .. import arguments
 
 BATCH = 32  # a GPU is to have something to do
@@ -43,7 +44,7 @@ def add_parser(commands: Any) -> None:
                         action="append", metavar="LINE",
                         help="a problem instead, as reports print it; may be repeated")  # fmt: skip
     parser.add_argument("--backends", type=arguments.backends_or_tvm,
-                        default=("cutlass", "cudnn", "tvm"), metavar="A,B,…",
+                        default=("cutlass", "cudnn", STOCK), metavar="A,B,…",
                         help="some of them, joined by commas")  # fmt: skip
     parser.add_argument("--no-tf32", action="store_true", help="float32 is not rounded to tf32")
     parser.add_argument("--wgmma", action="store_true",

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ...argument_types import of_type
+from ...argument_types import check_type
 from ..graph import TRAINING_GRAPH, TrainingGraph
 from ..weights import as_array
 from .file import size_of
@@ -44,8 +44,8 @@ def to_onnx(
     graph's, an unknown mode; and what `from_onnx` raises for a model that cannot be read.  Raises
     TypeError for what is no graph, and for parameters that are no dict.
     """
-    of_type("to_onnx: graph", graph, TrainingGraph, TRAINING_GRAPH)
-    of_type("to_onnx: params", params, Mapping, "a dict of arrays by name")
+    check_type("to_onnx: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    check_type("to_onnx: params", params, Mapping, "a dict of arrays by name")
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}: expected {' or '.join(MODES)}")
     trained = {}

@@ -18,8 +18,8 @@ from ..context import FLOATS, Context, Options, Value, check_choices
 from ..graph import InputSpec, TrainingGraph
 from ..loss import CrossEntropy, Loss, loss_of
 from ..loss_graph import add_loss
-from ..partial import Choice, Patterns
 from ..sizes import NAME, Open, at, is_open, limited, variable
+from ..trainable import Choice, Patterns
 from ..weights import STATES, Array, Role, default_role, seeded
 from .file import NUMBERS
 from .model_source import load
@@ -93,7 +93,7 @@ def from_onnx(
         batch = operator.index(cast(Any, batch))
     if isinstance(batch, int) and batch < 1:
         raise ValueError(f"batch={batch}: expected a positive number of images")
-    chosen, choice = loss_of(loss), Choice.of(trainable, freeze)
+    chosen, choice = loss_of(loss), Choice.from_patterns(trainable, freeze)
     assert isinstance(chosen, Loss)
     name, proto = load(model)
     opset = opset_of(name, proto)

@@ -25,7 +25,7 @@ from ..indexing import (
     take_along,
     wrapped,
 )
-from ..sizes import completed, parts, same
+from ..sizes import completed, factor_and_power, same
 from ..sorting import ordered
 from ..weights import Array
 from .node import Node
@@ -70,7 +70,7 @@ def _all_in_order(ctx: Context, x: Value, shape: Any, index: Value) -> list[Any]
             return None
     elif index.array is None and index.probes is not None:
         found = [*index.probes]
-        sizes = [n * c for n in PROBES for c in [parts(shape[0])[0]]]
+        sizes = [n * c for n in PROBES for c in [factor_and_power(shape[0])[0]]]
         if [p.size for p in found] != sizes:
             return None
     else:

@@ -19,7 +19,7 @@ from .. import layers, norms
 from ..context import Context, shape_of
 from ..sizes import of_one
 from .node import Node
-from .windows import each, padding_of
+from .windows import padding_of, per_axis
 
 
 def conv(ctx: Context, node: Node) -> Any:
@@ -27,7 +27,7 @@ def conv(ctx: Context, node: Node) -> Any:
     data, weight, rank = _operands(ctx, node)
     shape, wshape, groups = shape_of(data), shape_of(weight), int(node.attr("group", 1))
     ctx.parameter(node.operand(1), "weight", math.prod(wshape[1:]))
-    strides, dilation = each(node, "strides", rank), each(node, "dilations", rank)
+    strides, dilation = per_axis(node, "strides", rank), per_axis(node, "dilations", rank)
     padding = padding_of(node, shape[2:], wshape[2:], strides, dilation)
     if rank == 2:
         onnx.conv(  # which refuses what does not fit
@@ -43,8 +43,8 @@ def conv_transpose(ctx: Context, node: Node) -> Any:
     axes."""
     data, weight, rank = _operands(ctx, node)
     shape, wshape, groups = shape_of(data), shape_of(weight), int(node.attr("group", 1))
-    strides, dilation = each(node, "strides", rank), each(node, "dilations", rank)
-    extra = each(node, "output_padding", rank, 0, 0)
+    strides, dilation = per_axis(node, "strides", rank), per_axis(node, "dilations", rank)
+    extra = per_axis(node, "output_padding", rank, 0, 0)
     auto, wanted = node.attr("auto_pad", "NOTSET"), node.attr("output_shape")
     if rank == 2:
         onnx.conv_transpose(  # which refuses what does not fit

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..context import Value
-from ..sizes import parts
+from ..sizes import factor_and_power
 from ..weights import Array
 
 PROBES = (1009, 2003)
@@ -37,7 +37,7 @@ def shape_value(name: str, shape: Sequence[Any], batch: Any) -> Value:
     """The result of Shape."""
     if all(isinstance(size, int) for size in shape):
         return Value(name, array=np.asarray(shape, np.int64), measured=True)
-    found = [parts(size) for size in shape]
+    found = [factor_and_power(size) for size in shape]
     probes = tuple(np.asarray([c * n**p for c, p in found], np.int64) for n in PROBES)
     return _value(name, probes, batch)
 

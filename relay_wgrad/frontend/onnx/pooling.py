@@ -12,7 +12,7 @@ from tvm import relax
 from .. import layers
 from ..context import Context, shape_of
 from .node import Node
-from .windows import each, padding_of
+from .windows import padding_of, per_axis
 
 Ints = tuple[int, ...]
 
@@ -24,10 +24,10 @@ def window(ctx: Context, node: Node) -> tuple[Any, Ints, Ints, Ints]:
     rank = len(sizes)
     if not 1 <= rank <= 3:
         raise ValueError(f"expected 3 to 5 axes, got shape {list(shape_of(data))}")
-    dilation = each(node, "dilations", rank)
+    dilation = per_axis(node, "dilations", rank)
     if set(dilation) != {1}:
         raise ValueError("dilated pooling has no gradient in TVM")
-    kernel, strides = each(node, "kernel_shape", rank, None), each(node, "strides", rank)
+    kernel, strides = per_axis(node, "kernel_shape", rank, None), per_axis(node, "strides", rank)
     return data, kernel, strides, padding_of(node, sizes, kernel, strides, dilation)
 
 
@@ -53,8 +53,8 @@ def _is_global(ctx: Context, node: Node) -> bool:
     after = ctx.original.get(node.proto.output[0])
     if before is None or after is None or len(before) != 4 or after[2:] != (1, 1):
         return False
-    kernel = each(node, "kernel_shape", 2, None)
-    pads = padding_of(node, before[2:], kernel, each(node, "strides", 2), (1, 1))
+    kernel = per_axis(node, "kernel_shape", 2, None)
+    pads = padding_of(node, before[2:], kernel, per_axis(node, "strides", 2), (1, 1))
     if any(pads) and node.attr("count_include_pad", 0):
         return False
     return all(kernel[i] - pads[i] >= before[2 + i] for i in range(2))

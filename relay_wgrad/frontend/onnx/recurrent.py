@@ -54,10 +54,12 @@ def _recurrent(kind: str, gates: int) -> Callable[[Context, Node], list[Any]]:
         ]  # fmt: skip
         made = []
         for d, (back, cell) in enumerate(zip(turns, cells, strict=True)):
-            matrices, states = ([recurrent.part(ctx, t, d) for t in ts] for ts in ((w, r), first))
+            matrices, states = (
+                [recurrent.element(ctx, t, d) for t in ts] for ts in ((w, r), first)
+            )
             biases: list[Any] = [None, None]
             if bias is not None:
-                biases = split(ctx, recurrent.part(ctx, bias, d), 0, [gates * size] * 2)
+                biases = split(ctx, recurrent.element(ctx, bias, d), 0, [gates * size] * 2)
             made.append(recurrent.scanned(ctx, x, cell, matrices, biases, states, back=back))
         whole = recurrent.stacked(ctx, [each for each, _ in made], 1)
         lasts = zip(*(last for _, last in made), strict=True)

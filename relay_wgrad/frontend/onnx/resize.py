@@ -11,7 +11,7 @@ from ..context import Context, shape_of
 from ..interpolation import MODES, PLACES, ROUNDED, Interpolation
 from ..resampling import by_matrix, folded
 from .node import Node
-from .windows import each
+from .windows import per_axis
 
 
 def _one_of(node: Node, name: str, values: Any, default: str) -> str:
@@ -99,8 +99,8 @@ def col2im(ctx: Context, node: Node) -> Any:
     size, kernel = ([int(v) for v in node.static(i, "a size").ravel()] for i in (1, 2))
     if len(size) != 2 or len(kernel) != 2:
         raise ValueError(f"sizes {size} and {kernel}: only images are supported")
-    given = {name: each(node, name, 2) for name in ("dilations", "strides")}
-    pads = each(node, "pads", 4, 0, 0)
+    given = {name: per_axis(node, name, 2) for name in ("dilations", "strides")}
+    pads = per_axis(node, "pads", 4, 0, 0)
     x = ctx.tensor(node.operand(0))
     return folded(ctx, x, size, kernel, given["dilations"], pads, given["strides"])
 

@@ -11,15 +11,15 @@ from tvm import relax
 
 from .. import data_movement
 from ..context import Context, shape_of
-from ..data_movement import broadcast, cut, place, repeated
+from ..data_movement import broadcast, cut, repeated, slice_bound
 from ..layers import bordered
 from ..resampling import at_places
 from ..sizes import (
     broadcast_shape,
     completed,
+    factor_and_power,
     is_open,
     is_size,
-    parts,
     same,
     simplified,
     sizes_of,
@@ -142,7 +142,7 @@ def _equal_parts(total: Any, count: int) -> list[Any]:
     if isinstance(total, int):
         chunk = math.ceil(total / count)
         return [min(chunk, total - i * chunk) for i in range(count)]
-    if parts(total)[0] % count:
+    if factor_and_power(total)[0] % count:
         whole = spec_of([total])[0]
         raise ValueError(f"an axis of {whole} has no {count} equal parts for every batch")
     return [simplified(total // count)] * count
@@ -228,7 +228,7 @@ def slice_(ctx: Context, node: Node) -> Any:
         axis = axis_of(given, rank)
         size = shape_of(x)[axis]
         if not isinstance(size, int):
-            start, end = place(start, size), place(None if is_end(end) else end, size)
+            start, end = slice_bound(start, size), slice_bound(None if is_end(end) else end, size)
             x = cut(ctx, x, axis, start, end, int(step))
             continue
         first, stop, step = slice(int(start), int(end), int(step)).indices(size)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from tvm.ir import IRModule
 
-from ...argument_types import of_type
+from ...argument_types import check_type
 from ..graph import TRAINING_GRAPH, TrainingGraph
 from ..weights import as_array
 from .export import LARGEST
@@ -54,9 +54,11 @@ def gradient_to_onnx(
     TypeError : for a rate that is no number, and for a graph, a module or `params` of another type.
     RuntimeError : before `relay_wgrad.register()`.
     """
-    of_type("gradient_to_onnx: graph", graph, TrainingGraph, TRAINING_GRAPH)
-    of_type("gradient_to_onnx: params", params, (Mapping, type(None)), "a dict of arrays by name")
-    of_type("gradient_to_onnx: module", module, (IRModule, type(None)), "an IRModule")
+    check_type("gradient_to_onnx: graph", graph, TrainingGraph, TRAINING_GRAPH)
+    check_type(
+        "gradient_to_onnx: params", params, (Mapping, type(None)), "a dict of arrays by name"
+    )
+    check_type("gradient_to_onnx: module", module, (IRModule, type(None)), "an IRModule")
     if graph.is_open:
         raise ValueError(f"{graph.name}: its batch is open: export `of_batch(n)`")
     if learning_rate is not None:

@@ -24,7 +24,7 @@ from ..layers import whole_padding
 from ..weights import Array
 from .node import Node
 from .pooling import window
-from .windows import each, padding_of
+from .windows import padding_of, per_axis
 
 op = relax.op
 Builder = Callable[[Context, Node], Any]
@@ -52,10 +52,10 @@ def conv_grad(ctx: Context, node: Node) -> list[Any]:
     given = node.attr("kernel_shape")
     if given is not None and tuple(given) != taps:
         raise ValueError(f"kernel_shape={list(given)} is not the weight's {list(taps)}")
-    strides, dilation = each(node, "strides", rank), each(node, "dilations", rank)
+    strides, dilation = per_axis(node, "strides", rank), per_axis(node, "dilations", rank)
     pads = padding_of(node, size, taps, strides, dilation)
     made = ConvGradients(ctx, strides, pads, dilation, int(node.attr("group", 1)))
-    of_x, of_weight = made.of(dy, x, weight, [_has_result(node, 0), _has_result(node, 1)])
+    of_x, of_weight = made.gradients(dy, x, weight, [_has_result(node, 0), _has_result(node, 1)])
     bias = None
     if _has_result(node, 2):
         bias = ctx.emit(op.sum(dy, [a for a in range(rank + 2) if a != 1]))

@@ -14,7 +14,7 @@ from ...conventions.onnx import same
 from .node import Node
 
 
-def each(
+def per_axis(
     node: Node, name: str, count: int, default: int | None = 1, least: int = 1
 ) -> tuple[int, ...]:
     """A setting of so many spatial axes, at least `least`; required if there is no default."""

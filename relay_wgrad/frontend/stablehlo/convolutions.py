@@ -18,7 +18,7 @@ from ...problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ...transform.raising.index import Barrier
 from ...transform.raising.report import RaiseEntry
 from ..context import Context
-from .data_movement import pad, part
+from .data_movement import pad, sliced
 from .operation import Step
 from .roles import Convolution, Reading, readings
 from .tensors import Tensor, View, of_expr, reshape, view_of
@@ -209,7 +209,7 @@ def _crops(conv: Convolution, reading: Reading) -> tuple[list[int], list[int]]:
 def _cropped(ctx: Context, x: Any, conv: Convolution, reading: Reading) -> Any:
     low, high = _crops(conv, reading)
     shape = of_expr(x).shape
-    return part(ctx, x, [(a, n - b) for a, b, n in zip(low, high, shape, strict=True)])
+    return sliced(ctx, x, [(a, n - b) for a, b, n in zip(low, high, shape, strict=True)])
 
 
 def _call(p: ConvProblem, x: dict[str, Any], dtypes: Sequence[str]) -> Any:

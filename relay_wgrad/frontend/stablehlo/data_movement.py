@@ -10,7 +10,7 @@ from tvm import relax
 
 from ...dtypes import numpy_dtype
 from ..context import Context, shape_of
-from .operation import Builder, Step, cast, plain
+from .operation import Builder, Step, cast, emitted_as_is
 from .reader import constant
 from .tensors import Padded, Tensor, of_array, of_expr, reshape, reshaped, reverse, transpose
 
@@ -90,7 +90,7 @@ def pad(
     bounds = [
         (max(-a, 0), n - max(-b, 0)) for a, b, n in zip(low, high, shape_of(made), strict=True)
     ]
-    made = part(ctx, made, bounds)
+    made = sliced(ctx, made, bounds)
     found = of_expr(cast(ctx, made, x.dtype))
     found.padded = Padded(x, tuple(low), tuple(high), tuple(interior), float(value))
     return found
@@ -112,11 +112,11 @@ def _apart(ctx: Context, x: Any, interior: Sequence[int], value: Any) -> Any:
         wide = ctx.emit(op.nn.pad(between, widths, pad_value=float(value)))
         size = shape[axis] * (more + 1)
         flat = ctx.emit(op.reshape(wide, (*shape[:axis], size, *shape[axis + 1 :])))
-        x = part(ctx, flat, [(0, size - more if a == axis else n) for a, n in enumerate(shape)])
+        x = sliced(ctx, flat, [(0, size - more if a == axis else n) for a, n in enumerate(shape)])
     return x
 
 
-def part(ctx: Context, x: Any, bounds: Sequence[tuple[int, int]], strides: Any = None) -> Any:
+def sliced(ctx: Context, x: Any, bounds: Sequence[tuple[int, int]], strides: Any = None) -> Any:
     """x[begin:end:stride] along each axis; x itself where that is all of it."""
     shape = shape_of(x)
     strides = [1] * len(shape) if strides is None else strides
@@ -157,7 +157,7 @@ def slice_of(
         return of_array(x.part[kept], x.dtype, shape)
     bounds = [(b, e) if n > 1 else (0, 1) for (b, e, _), n in zip(triples, x.narrow, strict=True)]
     steps = [s if n > 1 else 1 for s, n in zip(strides, x.narrow, strict=True)]
-    return Tensor(shape, x.dtype, part(ctx, x.part, bounds, steps), argument=x.argument)
+    return Tensor(shape, x.dtype, sliced(ctx, x.part, bounds, steps), argument=x.argument)
 
 
 def _concatenate(ctx: Context, step: Step) -> Tensor:
@@ -167,7 +167,7 @@ def _concatenate(ctx: Context, step: Step) -> Tensor:
         return of_array(np.concatenate([x.array() for x in xs], axis), step.dtype)
     if len(xs) == 1:
         return xs[0]
-    return plain(ctx, op.concat([x.full(ctx) for x in xs], axis))
+    return emitted_as_is(ctx, op.concat([x.full(ctx) for x in xs], axis))
 
 
 def _same(ctx: Context, step: Step) -> list[Tensor]:

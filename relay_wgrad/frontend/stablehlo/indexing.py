@@ -47,7 +47,7 @@ def _clipped(ctx: Context, x: Tensor, most: int) -> Tensor:
     return _binary(ctx, "minimum", raised, _number(most, x.rank))
 
 
-def _within(ctx: Context, inside: Tensor, places: Tensor, size: int) -> Tensor:
+def _in_bounds(ctx: Context, inside: Tensor, places: Tensor, size: int) -> Tensor:
     """Truths, and that places are those of an axis of this size."""
     for name, bound in (("GE", 0), ("LT", size)):
         operands = [places, _number(bound, places.rank)]
@@ -163,7 +163,7 @@ def _scatter(ctx: Context, step: Step) -> Tensor:
     line, places = _line(ctx, x, along, starts, images, rank)
     inside = of_array(np.ones((1,) * rank, bool), "bool")
     for d in mapped:
-        inside = _within(ctx, inside, places[d], x.shape[d])
+        inside = _in_bounds(ctx, inside, places[d], x.shape[d])
     size, count = math.prod(x.shape), math.prod(parts.shape)
     beyond = ctx.emit(op.where(inside.full(ctx), line.full(ctx), relax.const(size, _INDEX)))
     index = ctx.emit(op.broadcast_to(beyond, parts.shape))
@@ -210,7 +210,7 @@ def _dynamic_update_slice(ctx: Context, step: Step) -> Tensor:
         first = _clipped(ctx, _integers(ctx, start), room)
         first = reshape(ctx, first, (1,) * x.rank)
         place = _binary(ctx, "subtract", _along(x.shape[axis], axis, x.rank), first)
-        inside = _within(ctx, inside, place, given.shape[axis])
+        inside = _in_bounds(ctx, inside, place, given.shape[axis])
         flat = reshape(ctx, place, (x.shape[axis],))
         places.append(_clipped(ctx, flat, given.shape[axis] - 1))
     made = given

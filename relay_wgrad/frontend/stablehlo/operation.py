@@ -54,7 +54,7 @@ class Step:
 Builder = Callable[[Context, Step], Tensor | Sequence[Tensor]]
 
 
-def plain(ctx: Context, made: Any) -> Tensor:
+def emitted_as_is(ctx: Context, made: Any) -> Tensor:
     """An expression of its own shape, emitted."""
     return of_expr(ctx.emit(made))
 

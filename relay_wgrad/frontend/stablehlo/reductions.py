@@ -12,7 +12,7 @@ from tvm import relax
 from ...ir import constant
 from ..context import FLOATS, Context, shape_of
 from ..resampling import by_matrix
-from .data_movement import part
+from .data_movement import sliced
 from .elementwise import OPERATIONS, apply, kind_of
 from .operation import Builder, Step, cast
 from .reader import body
@@ -197,7 +197,7 @@ def _largest(ctx: Context, x: Any, windows: Windows, axis: int, out: int) -> Any
         end = begin + (out - 1) * windows.strides[axis] + 1
         bounds = [(begin, end) if a == axis else (0, n) for a, n in enumerate(shape_of(x))]
         strides = [windows.strides[axis] if a == axis else 1 for a in range(rank)]
-        taken = part(ctx, x, bounds, strides)
+        taken = sliced(ctx, x, bounds, strides)
         best = taken if best is None else ctx.emit(op.maximum(best, taken))
     return best
 

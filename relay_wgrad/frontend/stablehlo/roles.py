@@ -215,7 +215,7 @@ def _read(conv: Convolution, data: int, weight: int, grad: int) -> Reading | Non
     sizes_of_data = [
         conv.size(data, str(a)) - sum(known[a].crop) for a in range(conv.rank)
     ]  # fmt: skip
-    problem = ConvProblem.of(
+    problem = ConvProblem.from_shapes(
         _KINDS[roles[2]],
         (total(data, n), total(data, c), *sizes_of_data),
         (total(weight, k), 0, *(conv.size(weight, str(a)) for a in range(conv.rank))),

@@ -105,7 +105,7 @@ def _reduced(largest: bool) -> Builder:
 
 
 def _whole(largest: bool) -> Builder:
-    return lambda ctx, call: act.whole(ctx, call.args[0], largest)
+    return lambda ctx, call: act.global_extremum(ctx, call.args[0], largest)
 
 
 def _along(largest: bool) -> Builder:

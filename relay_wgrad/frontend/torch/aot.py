@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import relax
 
-from ...argument_types import of_type, truth
+from ...argument_types import check_type, checked_bool
 from ...ops.algebra import WGRAD_NAME, get_op
 from ..context import FLOATS, Options
 from ..gradient_graph import GradientGraph, Result
@@ -69,8 +69,8 @@ def from_aot(
     """
     torch = pytorch()
     get_op(WGRAD_NAME)
-    truth("from_aot: channels_last", channels_last)
-    of_type("from_aot: name", name, (str, type(None)), "text")
+    checked_bool("from_aot: channels_last", channels_last)
+    check_type("from_aot: name", name, (str, type(None)), "text")
     state: dict[str, Array] = {}
     title = name or type(graph).__name__
     with tracing_alone():

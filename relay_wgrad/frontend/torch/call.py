@@ -84,7 +84,7 @@ class Call:
         return self.kwargs.get(name, default)
 
     @property
-    def first(self) -> Any:
+    def first_result(self) -> Any:
         """The result, or the first of several that is there."""
         if not isinstance(self.result, (tuple, list)):
             return self.result
@@ -93,12 +93,12 @@ class Call:
     @property
     def shape(self) -> tuple[Any, ...]:
         """The (first) result's, by PyTorch."""
-        return self.sizes(self.first.shape)
+        return self.sizes(self.first_result.shape)
 
     @property
     def dtype(self) -> str:
         """The (first) result's, by PyTorch; "" where it is no tensor."""
-        return dtype_name(self.first) if hasattr(self.first, "dtype") else ""
+        return dtype_name(self.first_result) if hasattr(self.first_result, "dtype") else ""
 
     def unread(self) -> list[str]:
         """Arguments that no builder has looked at and that are not their schema's defaults."""

@@ -43,7 +43,7 @@ def _convolution_backward(ctx: Context, call: Call) -> tuple[Any, Any, Any]:
     made = ConvGradients(
         ctx, ints(stride, rank), ints(padding, rank) * 2, ints(dilation, rank), int(groups)
     )
-    of_x, of_weight = made.of(dy, x, weight, mask, transposed=bool(transposed))
+    of_x, of_weight = made.gradients(dy, x, weight, mask, transposed=bool(transposed))
     return of_x, of_weight, bias
 
 

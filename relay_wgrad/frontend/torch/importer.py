@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax
 
 from ...ambient import outside
-from ...argument_types import of_type
+from ...argument_types import check_type
 from ...dtypes import HALVES
 from ...graph.walk import bindings_of
 from ...ir import op_name
@@ -19,8 +19,8 @@ from ..context import Options, check_choices, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import Loss, loss_of
 from ..loss_graph import add_loss
-from ..partial import Choice, Patterns
 from ..sizes import NAME, limited
+from ..trainable import Choice, Patterns
 from ..weights import Array
 from .batch import Batch
 from .call import dtype_name
@@ -96,7 +96,7 @@ def from_torch(
     FileNotFoundError : for a path where there is no file.
     ModuleNotFoundError : without PyTorch.
     """
-    of_type("from_torch: name", name, (str, type(None)), "text")
+    check_type("from_torch: name", name, (str, type(None)), "text")
     given = {"bn": bn, "dropout": dropout, "random": random}
     check_choices(given, _CHOICES, checkpoint, "names")
     if batch not in (None, NAME):
@@ -106,7 +106,7 @@ def from_torch(
     made = exported(
         pytorch(), module, example_inputs, OPS, batch == NAME, dropout=dropout == "mask"
     )
-    choice = Choice.of(trainable, freeze)
+    choice = Choice.from_patterns(trainable, freeze)
     options = Options(_dtype(made.program), bn, dropout, 0, random=random, choice=choice)
     return _Import(made, name or made.title, options).graph(wanted, output, checkpoint)
 

@@ -22,7 +22,7 @@ from .batch_of_one import EXPORTED, difference
 from .composed import decompositions
 from .dropouts import without_dropout
 from .file import check_file, first_line
-from .functional import functional
+from .functionalization import functionalized
 from .names import op_of
 from .program_copy import copied
 from .refusals import reason, unlogged, without_graph
@@ -119,7 +119,7 @@ def exported(
             off: list[str] = []
             if not dropout:
                 stopped, off = without_dropout(stopped, program)
-            made = functional(torch, stopped, known)
+            made = functionalized(torch, stopped, known)
             if made is None:
                 made = stopped.run_decompositions(decompositions(stopped.graph))
             return Exported(made, title, refused, off)
@@ -374,7 +374,7 @@ def _check_in_place(module: Any, outside: dict[Any, Any]) -> None:
             _check_in_place(getattr(module, holder.target), inside)
             continue
         for argument in _written(node):
-            if _hidden(module, argument, bool(outside)):
+            if _shares_memory(module, argument, bool(outside)):
                 raise RefusedError(
                     f"{node.target} ({node.name}) changes in place a tensor that autograd does not"
                     " see changed (by detach, or under torch.no_grad()): make a new tensor"
@@ -394,7 +394,7 @@ def _written(node: Any) -> list[Any]:
     return [n for n in found if hasattr(n, "op")]
 
 
-def _hidden(module: Any, node: Any, inside: bool) -> bool:
+def _shares_memory(module: Any, node: Any, inside: bool) -> bool:
     """Whether a tensor shares memory with another by `detach`, or from outside of a region."""
     while node.op == "call_function":
         if op_of(node) in ("detach.default", "detach_.default"):
@@ -402,7 +402,7 @@ def _hidden(module: Any, node: Any, inside: bool) -> bool:
         if node.target is operator.getitem and op_of(node.args[0]) == _REGION:
             region = getattr(module, node.args[0].args[1].target)
             (output,) = (n for n in region.graph.nodes if n.op == "output")
-            return _hidden(region, output.args[0][node.args[1]], True)
+            return _shares_memory(region, output.args[0][node.args[1]], True)
         shared = [
             node.args[i]
             for i, argument in enumerate(_aliases(node))

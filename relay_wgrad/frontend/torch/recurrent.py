@@ -31,7 +31,7 @@ def _recurrent(cell: Callable[[Any], recurrent.Cell]) -> Builder:
             made = []
             for d in range(i * ways, (i + 1) * ways):
                 own = params[each * d : each * (d + 1)]
-                states = [recurrent.part(ctx, state, d) for state in first]
+                states = [recurrent.element(ctx, state, d) for state in first]
                 biases = own[2:4] if biased else (None, None)
                 projection = own[-1] if each % 2 else None
                 out, end = recurrent.scanned(

@@ -14,9 +14,9 @@ from ..data_movement import (
     broadcast,
     cut,
     depth_to_space,
-    place,
     repeated,
     rolled,
+    slice_bound,
     space_to_depth,
     split,
 )
@@ -130,7 +130,7 @@ def _slice(ctx: Context, call: Call) -> Any:
     size, step = shape_of(x)[axis], int(call.arg(4, 1))
     if is_open((size, *call.args[2:4])):
         start, stop = call.arg(2), call.arg(3)
-        start, stop = 0 if start is None else place(start, size), place(stop, size)
+        start, stop = 0 if start is None else slice_bound(start, size), slice_bound(stop, size)
         return cut(ctx, x, axis, start, stop, step)
     start, stop, _ = slice(call.arg(2), call.arg(3), step).indices(size)
     if stop <= start:

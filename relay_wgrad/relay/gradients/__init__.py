@@ -5,7 +5,7 @@ gives the gradient of each argument.  The rules are in `ops.hooks.GRADIENTS` at 
 of `register_gradient`, so a user's own counts.
 """
 
-from ..ops.hooks import GRADIENTS
+from ..records.hooks import GRADIENTS
 from . import (
     conv,
     elementwise,

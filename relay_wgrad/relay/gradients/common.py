@@ -12,7 +12,7 @@ import numpy as np
 from ...dtypes import HALVES
 from ..ast import Call, Constant, Expr, Op
 from ..make import call as call
-from ..ops import lookup, show
+from ..records import lookup, show
 from ..text.literals import ARRAY_DTYPES
 from ..types import TensorType, TupleType, Type
 

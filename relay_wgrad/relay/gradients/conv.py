@@ -21,11 +21,11 @@ from typing import Any
 from ...layouts import swap_io
 from ...problem import transposed_size
 from ..ast import Call, Expr, Op
-from ..ops import REGISTRY, lookup, show
-from ..ops.blocked_layouts import plain
-from ..ops.conv import in_groups, multiplier
-from ..ops.table import Call as Site
-from ..ops.windows import each, ends, rank_of
+from ..records import REGISTRY, lookup, show
+from ..records.blocked_layouts import primal_axes
+from ..records.conv import in_groups, multiplier
+from ..records.table import Call as Site
+from ..records.windows import ends, per_axis, rank_of
 from . import one_dimension
 from .common import Rule, attributes, call, refuse, reshape, transpose, type_of
 
@@ -89,7 +89,7 @@ def _by_data(
     a, (grad_layout, weight_layout, out_layout) = attributes(orig), layouts
     site, rank = _site(orig), rank_of(_name(orig))
     pads = ends(site, rank)
-    strides, dilation = each(site, "strides", rank), each(site, "dilation", rank)
+    strides, dilation = per_axis(site, "strides", rank), per_axis(site, "dilation", rank)
     sizes, window = _spatial(orig, grad, grad_layout), _window(orig, weight, weight_layout)
     wanted = _spatial(orig, like, out_layout)
     # What a stride leaves over at the end, which no window reached.
@@ -162,7 +162,7 @@ def _typed(made: Call) -> Call:
 def _of_groups(orig: Call, grad: Expr) -> list[Expr]:
     """Of a depthwise convolution whose weight is (C, M, kh, kw): by that of (C·M, 1, kh, kw)."""
     (x, w), a = orig.args, attributes(orig)
-    w_layout, layout = a["kernel_layout"], plain(a["kernel_layout"])
+    w_layout, layout = a["kernel_layout"], primal_axes(a["kernel_layout"])
     w = _in_layout(w, w_layout, layout)
     sizes = [size for size in type_of(w).shape if isinstance(size, int)]
     if len(sizes) < len(layout):
@@ -182,19 +182,19 @@ def _conv(orig: Call, grad: Expr) -> list[Expr]:
         return _of_groups(orig, grad)
     x_layout, w_layout = a["data_layout"], a["kernel_layout"]
     y_layout = a["out_layout"] or x_layout
-    blocked = [n for n in (x_layout, w_layout, y_layout) if n != plain(n)]
+    blocked = [n for n in (x_layout, w_layout, y_layout) if n != primal_axes(n)]
     if blocked:
         # Of the tensors without blocks, and back.
         x, w, grad = (
-            _in_layout(value, layout, plain(layout))
+            _in_layout(value, layout, primal_axes(layout))
             for value, layout in ((x, x_layout), (w, w_layout), (grad, y_layout))
         )
-        layouts = plain(y_layout), plain(w_layout), plain(x_layout)
+        layouts = primal_axes(y_layout), primal_axes(w_layout), primal_axes(x_layout)
         dx = _by_data(orig, grad, w, x, layouts)
         dw = _by_weight(orig, grad, x, w, (layouts[0], layouts[2], layouts[1]))
         return [
-            _in_layout(dx, plain(x_layout), x_layout),
-            _in_layout(dw, plain(w_layout), w_layout),
+            _in_layout(dx, primal_axes(x_layout), x_layout),
+            _in_layout(dw, primal_axes(w_layout), w_layout),
         ]
     return [
         _by_data(orig, grad, w, x, (y_layout, w_layout, x_layout)),

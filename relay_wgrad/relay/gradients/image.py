@@ -8,8 +8,8 @@ import numpy as np
 
 from ...layouts import permutation
 from ..ast import Call, Expr
-from ..ops.nn import as_resize
-from ..ops.table import Call as Site
+from ..records.nn import as_resize
+from ..records.table import Call as Site
 from .common import Rule, attributes, call, constant, refuse, reshape, sizes, transpose, type_of
 
 _AXES = {1: "NCW", 2: "NCHW", 3: "NCDHW"}

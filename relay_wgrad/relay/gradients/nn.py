@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..ast import Call, Expr
-from ..ops.nn import resize_matrix
-from ..ops.table import Call as Site
-from ..ops.table import show
-from ..ops.windows import spatial_axes
+from ..records.nn import resize_matrix
+from ..records.table import Call as Site
+from ..records.table import show
+from ..records.windows import spatial_axes
 from .common import (
     Rule,
     attributes,

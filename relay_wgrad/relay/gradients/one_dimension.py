@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ast import Call, Expr, Op
-from ..ops.one_dimension import heights, in_image
+from ..records.one_dimension import heights, in_image
 from .common import Rule, attributes, call, type_of, typed
 
 

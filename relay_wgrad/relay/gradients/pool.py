@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..ast import Call, Expr, MetaAttrs, Op
-from ..ops import lookup
-from ..ops.pool import parts_of
-from ..ops.table import Call as Site
-from ..ops.windows import spatial_axes
+from ..records import lookup
+from ..records.pool import parts_of
+from ..records.table import Call as Site
+from ..records.windows import spatial_axes
 from . import one_dimension
 from .common import (
     Rule,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..ast import Call, Expr
-from ..ops.reduce import reduced_axes
-from ..ops.table import Call as Site
+from ..records.reduce import reduced_axes
+from ..records.table import Call as Site
 from .common import (
     Rule,
     attributes,

@@ -7,9 +7,9 @@ from math import prod
 import numpy as np
 
 from ..ast import Call, Expr, Tuple, TupleGetItem
-from ..ops import show
-from ..ops.select import resolved_slices
-from ..ops.table import Call as Site
+from ..records import show
+from ..records.select import resolved_slices
+from ..records.table import Call as Site
 from .common import (
     Rule,
     attributes,

@@ -11,10 +11,10 @@ from typing import Any
 from ...layouts import is_permutation
 from ..ast import Expr
 from ..make import call
-from ..ops import REGISTRY, lookup
-from ..ops.blocked_layouts import is_blocked
-from ..ops.facts import Roles
-from ..ops.hooks import CONVERT_LAYOUT, PACKAGE_LEVEL
+from ..records import REGISTRY, lookup
+from ..records.blocked_layouts import is_blocked
+from ..records.facts import Roles
+from ..records.hooks import CONVERT_LAYOUT, PACKAGE_LEVEL
 from ..types import TensorType
 from .config import LayoutConfig
 

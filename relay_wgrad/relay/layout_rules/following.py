@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ops import REGISTRY, RelayOp
-from ..ops.facts import OpPattern
+from ..records import REGISTRY, RelayOp
+from ..records.facts import OpPattern
 from ..types import TensorType, Type
 from .convert import ROLES
 from .named import Layout, Layouts, like
@@ -48,7 +48,7 @@ class Asked:
         assert isinstance(ty, TensorType)
         return ty.shape
 
-    def given(self) -> Layout | None:
+    def first_layout(self) -> Layout | None:
         """The first operand's layout, the new one if there is one."""
         return self.old[0] if self.new is None else self.new[0]
 
@@ -59,11 +59,11 @@ Rule = Callable[[Asked], "Inferred | None"]
 def _convolution(asked: Asked) -> Inferred | None:
     """By its attributes, wherever its operands come from."""
     names, out = ROLES[asked.op].layouts(asked.attrs)
-    return Inferred([Layout.of(name) for name in names], [Layout.of(out)])
+    return Inferred([Layout.parse(name) for name in names], [Layout.parse(out)])
 
 
 def _pool(asked: Asked) -> Inferred | None:
-    layout = Layout.of(str(asked.attrs["layout"]))
+    layout = Layout.parse(str(asked.attrs["layout"]))
     changes: dict[str, Any] = {}
     new = asked.new[0] if asked.new is not None else None
     if new is not None and new.fits(layout) and not (new.is_split("H") or new.is_split("W")):
@@ -74,7 +74,7 @@ def _pool(asked: Asked) -> Inferred | None:
 
 
 def _elementwise(asked: Asked) -> Inferred | None:
-    layout = asked.given()
+    layout = asked.first_layout()
     return None if layout is None else Inferred([layout], [layout])
 
 
@@ -111,7 +111,7 @@ def _changed(asked: Asked, old: dict[int, Layout], large: int) -> Inferred | Non
     """The smaller operand changed as the larger one was."""
     assert asked.new is not None
     new = [asked.new[i] or old[i] for i in range(2)]
-    if len(new[1 - large].whole) > len(new[large].whole):
+    if len(new[1 - large].primal_axes) > len(new[large].primal_axes):
         return None
     small = 1 - large
     target = like(old[small], old[large], new[large])
@@ -119,7 +119,7 @@ def _changed(asked: Asked, old: dict[int, Layout], large: int) -> Inferred | Non
         return None
     shape, axes = asked.shape(small), []
     for axis, block in target.axes:
-        place = old[small].place(axis)
+        place = old[small].index_of(axis)
         one = place < 0 or (shape[place] == 1 and not old[small].is_split(axis))
         axes.append((axis, 1 if block and one else block))
     pair = {large: new[large], small: Layout(tuple(axes))}
@@ -127,7 +127,7 @@ def _changed(asked: Asked, old: dict[int, Layout], large: int) -> Inferred | Non
 
 
 def _transpose(asked: Asked) -> Inferred | None:
-    old, new = asked.old[0], asked.given()
+    old, new = asked.old[0], asked.first_layout()
     if old is None or any(block for _, block in old.axes):
         return None
     count = len(old)
@@ -136,13 +136,13 @@ def _transpose(asked: Asked) -> Inferred | None:
     if new is not None and len(new) == count and new.fits(old):
         layout = new
         if new != old:
-            changes = {"axes": tuple(new.place(old.axes[axis][0]) for axis in axes)}
+            changes = {"axes": tuple(new.index_of(old.axes[axis][0]) for axis in axes)}
             axes = list(changes["axes"])
     return Inferred([layout], [Layout(tuple(layout.axes[a] for a in axes))], changes)
 
 
 def _pad(asked: Asked) -> Inferred | None:
-    old, new = asked.old[0], asked.given()
+    old, new = asked.old[0], asked.first_layout()
     if old is None or any(block for _, block in old.axes) or new is None:
         return None
     widths = {a: tuple(w) for (a, _), w in zip(old.axes, asked.attrs["pad_width"], strict=True)}
@@ -152,7 +152,7 @@ def _pad(asked: Asked) -> Inferred | None:
 
 
 def _reduce(asked: Asked) -> Inferred | None:
-    old, new = asked.old[0], asked.given()
+    old, new = asked.old[0], asked.first_layout()
     if old is None or new is None or any(block for _, block in old.axes) or not new.fits(old):
         return None
     given, count = asked.attrs["axis"], len(old)
@@ -175,11 +175,11 @@ def _reduce(asked: Asked) -> Inferred | None:
 
 def _axis(asked: Asked) -> int | None:
     """Where the old `axis` is, which must be whole; None if it is not."""
-    old, new = asked.old[0], asked.given()
+    old, new = asked.old[0], asked.first_layout()
     if old is None or new is None or any(block for _, block in old.axes) or not new.fits(old):
         return None
     name = old.axes[asked.attrs["axis"] % len(old)][0]
-    return None if new.is_split(name) else new.place(name)
+    return None if new.is_split(name) else new.index_of(name)
 
 
 def _concatenate(asked: Asked) -> Inferred | None:
@@ -194,22 +194,22 @@ def _concatenate(asked: Asked) -> Inferred | None:
         new = asked.new[0]
         if new is not None and new.fits(old) and new != old:
             # Each operand fills its blocks, so the outer parts follow each other.
-            place = new.place(old.axes[asked.attrs["axis"] % len(old)][0])
+            place = new.index_of(old.axes[asked.attrs["axis"] % len(old)][0])
             layout, changes = new, {"axis": place}
     return Inferred([layout] * len(asked.old), [layout], changes)
 
 
 def _batch_norm(asked: Asked) -> Inferred | None:
-    place, layout = _axis(asked), asked.given()
+    place, layout = _axis(asked), asked.first_layout()
     if place is None or layout is None:
         return None
-    vector = Layout.of("C")
+    vector = Layout.parse("C")
     changes = {} if asked.new is None or layout == asked.old[0] else {"axis": place}
     return Inferred([layout, *[vector] * 4], [layout, vector, vector], changes)
 
 
 def _strided_slice(asked: Asked) -> Inferred | None:
-    old, new, a = asked.old[0], asked.given(), asked.attrs
+    old, new, a = asked.old[0], asked.first_layout(), asked.attrs
     if old is None or new is None or any(block for _, block in old.axes) or not new.fits(old):
         return None
     if asked.new is None or new == old:
@@ -232,7 +232,7 @@ def _strided_slice(asked: Asked) -> Inferred | None:
         changes["begin"].append(begin[i] // factor)
         changes["end"].append(last // factor)
     if a["axes"] is not None:
-        changes["axes"] = tuple(new.place(name) for name in names)
+        changes["axes"] = tuple(new.index_of(name) for name in names)
     return Inferred([new], [new], changes)
 
 

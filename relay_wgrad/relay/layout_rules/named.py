@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ops.blocked_layouts import Axes, axes_of, factor
+from ..records.blocked_layouts import Axes, axes_of, factor
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Layout:
     axes: tuple[tuple[str, int], ...]
 
     @staticmethod
-    def of(name: str) -> Layout:
+    def parse(name: str) -> Layout:
         """ValueError for what is no layout."""
         axes: Axes | None = axes_of(name) if name else []
         if axes is None:
@@ -37,11 +37,11 @@ class Layout:
         return len(self.axes)
 
     @property
-    def whole(self) -> str:
+    def primal_axes(self) -> str:
         """The axes without blocks."""
         return "".join(axis for axis, block in self.axes if not block)
 
-    def place(self, axis: str) -> int:
+    def index_of(self, axis: str) -> int:
         """Where an axis, or its outermost part, is; -1 if it is not there."""
         return next((i for i, part in enumerate(self.axes) if part == (axis, 0)), -1)
 
@@ -61,7 +61,7 @@ class Layout:
 
     def fits(self, other: Layout) -> bool:
         """Whether one can be made of the other."""
-        return set(self.whole) == set(other.whole)
+        return set(self.primal_axes) == set(other.primal_axes)
 
 
 Layouts = Sequence[Layout | None]
@@ -82,12 +82,12 @@ def like(old: Layout, before: Layout, after: Layout) -> Layout | None:
         b: a for (a, _), (b, _) in zip(reversed(old.axes), reversed(before.axes), strict=False)
     }
     used = {axis for axis, _ in old.axes}
-    for axis in reversed(before.whole):
+    for axis in reversed(before.primal_axes):
         if axis not in names:
             letters = [axis, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
             names[axis] = next(letter for letter in letters if letter not in used)
             used.add(names[axis])
-    if any(axis not in names for axis in after.whole):
+    if any(axis not in names for axis in after.primal_axes):
         return None
     return Layout(tuple((names[axis], block) for axis, block in after.axes))
 

@@ -32,7 +32,7 @@ def layout(name: str) -> Layout:
 
     Raises ValueError for what is no layout.
     """
-    return Layout.of(name)
+    return Layout.parse(name)
 
 
 def rule_of(name: str) -> Rule | None:
@@ -72,4 +72,4 @@ def _layout(op: str, value: Any) -> Layout:
     name = value if isinstance(value, str) else getattr(value, "name", None)
     if not isinstance(name, str):
         raise TypeError(f"{op}: the registered layout rule gave {value!r}, which is no layout")
-    return Layout.of(name)
+    return Layout.parse(name)

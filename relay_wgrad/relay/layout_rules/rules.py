@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ast import Call, Constant, Expr, MetaAttrs, Op, Tuple
 from ..make import call
-from ..ops import REGISTRY, lookup
+from ..records import REGISTRY, lookup
 from ..types import Dim, TensorType
 from .site import Site, original, with_args
 from .values import Order, State, Value, arranged, has_known_sizes, old_order, without
@@ -26,7 +26,7 @@ Rule = Callable[[Site], "State | None"]
 def _first(site: Site) -> State:
     """One tensor to one of its shape; other operands lend a scalar or a dtype."""
     data = site.value()
-    node = site.made([data.get(data.order), *_any_layout(site, 1)])
+    node = site.changed_call([data.get(data.order), *_any_layout(site, 1)])
     return site.result(node, data.order, data.axes)
 
 
@@ -42,7 +42,7 @@ def _filled_like(site: Site) -> State:
 
     def make(order: Order) -> Expr:
         if order in data.forms or not has_known_sizes(data) or order == data.order:
-            return site.made([data.get(order), *_any_layout(site, 1)])
+            return site.changed_call([data.get(order), *_any_layout(site, 1)])
         return _filled(_FILLED_LIKE[site.name], data.sizes(order), site)
 
     return Value(site.type, data.order, {}, data.axes, make, free=True)
@@ -73,7 +73,7 @@ def _broadcast(site: Site) -> State:
     assert isinstance(site.type, TensorType)
     values = [site.value(i) for i in range(len(site.args))]
     order, axes = site.chosen(values, len(site.type.shape))
-    return site.result(site.made([v.operand(order, axes) for v in values]), order, axes)
+    return site.result(site.changed_call([v.operand(order, axes) for v in values]), order, axes)
 
 
 def _broadcast_to(site: Site) -> State | None:
@@ -82,7 +82,9 @@ def _broadcast_to(site: Site) -> State | None:
     data, ndim = site.value(), len(site.type.shape)
     order, axes = site.chosen([data], ndim)
     shape = arranged(site.type.shape, order)
-    return site.result(site.made([data.operand(order, axes)], shape=tuple(shape)), order, axes)
+    return site.result(
+        site.changed_call([data.operand(order, axes)], shape=tuple(shape)), order, axes
+    )
 
 
 def _collapse_sum_like(site: Site) -> State:
@@ -90,10 +92,10 @@ def _collapse_sum_like(site: Site) -> State:
     data, like = site.value(0), site.value(1)
     order, axes = site.chosen([data, like], data.ndim)
     if order == data.old:
-        node = site.made([data.get(order), like.get(like.old)])
+        node = site.changed_call([data.get(order), like.get(like.old)])
         return site.result(node, like.old, like.axes)
     small = like.get(order, axes, reshape=True)
-    return site.result(site.made([data.get(order, axes), small]), order, axes)
+    return site.result(site.changed_call([data.get(order, axes), small]), order, axes)
 
 
 def _collapse_sum_to(site: Site) -> State | None:
@@ -125,7 +127,7 @@ def _axis(site: Site) -> State:
 
 
 def _with_axis(site: Site, args: list[Expr], order: Order) -> Call:
-    return site.made(args, axis=site.place(site.attrs["axis"], order))
+    return site.changed_call(args, axis=site.place(site.attrs["axis"], order))
 
 
 def _instance_norm(site: Site) -> State | None:
@@ -143,7 +145,7 @@ def _batch_norm(site: Site) -> State:
 
 def _dropout(site: Site) -> State:
     data = site.value()
-    return site.results(site.made([data.get(data.order)]), [(data.order, data.axes)] * 2)
+    return site.results(site.changed_call([data.get(data.order)]), [(data.order, data.axes)] * 2)
 
 
 def _axes(site: Site) -> State | None:
@@ -152,13 +154,14 @@ def _axes(site: Site) -> State | None:
     if axes is None:
         return None
     places = tuple(site.place(axis, data.order) for axis in axes)
-    return site.result(site.made([data.get(data.order)], axis=places), data.order, data.axes)
+    out = site.changed_call([data.get(data.order)], axis=places)
+    return site.result(out, data.order, data.axes)
 
 
 def _reduced(site: Site, args: list[Expr], order: Order, axes: str | None) -> State:
     """A reduction: its axes, and what is left of the order."""
     given = site.attrs["axis"]
-    node = site.made(args, axis=given and tuple(site.place(a, order) for a in given))
+    node = site.changed_call(args, axis=given and tuple(site.place(a, order) for a in given))
     if site.attrs["keepdims"]:
         return site.result(node, order, axes)
     named = {axis % len(order) for axis in given or range(len(order))}
@@ -229,7 +232,7 @@ def _expand_dims(site: Site) -> State:
         *(axis if axis < at else axis + count for axis in data.order),
     )
     assert len(order) == ndim
-    return site.result(site.made([data.get(data.order)], axis=0), order, None)
+    return site.result(site.changed_call([data.get(data.order)], axis=0), order, None)
 
 
 def _squeeze(site: Site) -> State | None:
@@ -241,7 +244,7 @@ def _squeeze(site: Site) -> State | None:
     places = given and tuple(site.place(axis, data.order) for axis in given)
     if given is None and data.order != data.old:
         places = tuple(sorted(data.order.index(axis) for axis in ones))
-    node = site.made([data.get(data.order)], axis=places)
+    node = site.changed_call([data.get(data.order)], axis=places)
     left = [i for i in range(data.ndim) if i not in gone]
     names = data.axes and "".join(data.axes[i] for i in left)
     return site.result(node, without(data.order, gone), names)
@@ -269,7 +272,7 @@ def _transpose(site: Site) -> State:
     def make(order: Order) -> Expr:
         moved = tuple(src.index(axes[axis]) for axis in order)
         spelled = given if moved == axes and src == data.old else moved
-        return site.made([data.get(src)], axes=spelled)
+        return site.changed_call([data.get(src)], axes=spelled)
 
     names = data.axes and "".join(arranged(data.axes, axes))
     return _transposed(site, axes, names, make)
@@ -284,7 +287,7 @@ def _layout_transform(site: Site) -> State | None:
 
     def make(wanted: Order) -> Expr:
         have, want = "".join(arranged(src, order)), "".join(arranged(dst, wanted))
-        return site.made([data.get(order)], src_layout=have, dst_layout=want)
+        return site.changed_call([data.get(order)], src_layout=have, dst_layout=want)
 
     return _transposed(site, tuple(src.index(letter) for letter in dst), dst, make)
 
@@ -301,7 +304,9 @@ def _window(site: Site) -> State:
     changes = (
         {"layout": new, "out_layout": new} if site.attrs.get("out_layout") else {"layout": new}
     )
-    return site.result(site.made([v.get(order, layout) for v in values], **changes), order, layout)
+    return site.result(
+        site.changed_call([v.get(order, layout) for v in values], **changes), order, layout
+    )
 
 
 def _resized(site: Site) -> State | None:
@@ -322,7 +327,7 @@ def _strided_slice(site: Site) -> State | None:
         return _of_all_axes(site)
     axes = range(count) if a["axes"] is None else a["axes"]
     places = tuple(site.axis(axis, data.order) for axis in axes)
-    node = site.made([data.get(data.order)], axes=places, strides=strides)
+    node = site.changed_call([data.get(data.order)], axes=places, strides=strides)
     return site.result(node, data.order, data.axes)
 
 
@@ -339,7 +344,7 @@ def _of_all_axes(site: Site) -> State | None:
         tuple(arranged((*given, *rest[len(given) :]), data.order))
         for given, rest in zip((begin, end, strides), whole, strict=True)
     )
-    node = site.made([data.get(data.order)], begin=begin, end=end, strides=strides)
+    node = site.changed_call([data.get(data.order)], begin=begin, end=end, strides=strides)
     return site.result(node, data.order, data.axes)
 
 
@@ -349,7 +354,7 @@ def _slice_like(site: Site) -> State | None:
         return None
     order, axes = site.chosen([data, like], data.ndim)
     given = site.attrs["axes"]
-    node = site.made(
+    node = site.changed_call(
         [data.get(order, axes), like.get(order, axes)],
         axes=given and tuple(site.place(axis, order) for axis in given),
     )
@@ -364,7 +369,7 @@ def _per_axis(name: str) -> Rule:
         if len(values) != data.ndim:
             return None
         args = [data.get(data.order), *(original(arg) for arg in site.args[1:])]
-        node = site.made(args, **{name: tuple(arranged(values, data.order))})
+        node = site.changed_call(args, **{name: tuple(arranged(values, data.order))})
         return site.result(node, data.order, data.axes)
 
     return rule

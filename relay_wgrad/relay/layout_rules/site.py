@@ -9,7 +9,7 @@ from typing import Any
 
 from ..ast import Call, Expr, Op, Tuple
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..types import TensorType, TupleType, Type
 from .values import Fields, Opaque, Order, Results, State, Value, old_order
 
@@ -107,7 +107,7 @@ class Site:
         axes = axes or next((v.axes for v in values if v.axes and v.ndim == ndim), None)
         return order, axes
 
-    def made(self, args: Sequence[Expr], **changes: Any) -> Call:
+    def changed_call(self, args: Sequence[Expr], **changes: Any) -> Call:
         """The call with other arguments and attributes."""
         if all(self.attrs[name] == value for name, value in changes.items()):
             return with_args(self.call, args)

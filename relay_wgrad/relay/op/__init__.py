@@ -1,11 +1,11 @@
 """Relay 0.19's path `relay.op`: builders of calls, and the registration of operators.
 
 Modules and names in here are upstream's; what an operator is (attributes, type, lowering to Relax)
-is in `relay.ops`, of which upstream has no counterpart.
+is in `relay.records`, of which upstream has no counterpart.
 """
 
 from ..expr import const as const
-from ..ops.facts import OpPattern as OpPattern
+from ..records.facts import OpPattern as OpPattern
 from . import annotation as annotation
 from . import contrib as contrib
 from . import image as image

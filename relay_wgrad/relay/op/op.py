@@ -1,6 +1,6 @@
 """Relay's name for the module of `get` and the `register…` functions."""
 
-from ..ops.facts import OpPattern as OpPattern
+from ..records.facts import OpPattern as OpPattern
 from .registration import get as get
 from .registration import list_op_names as list_op_names
 from .registration import register as register

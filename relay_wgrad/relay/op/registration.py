@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from ..ast import Attrs, Op
-from ..ops import REGISTRY, RelayOp, hooks, lookup, relations, show
-from ..ops.table import Call, Site
+from ..records import REGISTRY, RelayOp, hooks, lookup, relations, show
+from ..records.table import Call, Site
 from ..types import FuncType, TensorType, TupleType, Type
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -39,7 +39,7 @@ from ..ast import (
     Var,
 )
 from ..errors import Complaint
-from ..ops import REGISTRY
+from ..records import REGISTRY
 from ..spans import Span
 from ..types import GlobalTypeVar, TensorType, Type, TypeVar
 from .dialects import Dialect

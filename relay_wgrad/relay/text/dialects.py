@@ -19,9 +19,9 @@ from lark import Token
 
 from ...releases import Release
 from ..ast import MetaAttrs, Op
-from ..boxed_values import plain
+from ..boxed_values import unboxed
 from ..errors import Complaint
-from ..ops import REGISTRY
+from ..records import REGISTRY
 from ..types import TensorType, Type
 from .attribute_kinds import FIELDS
 
@@ -304,7 +304,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _values(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: plain(value) for name, value in attrs.items()}
+    return {name: unboxed(value) for name, value in attrs.items()}
 
 
 def _refused(offset: int, what: str, gone: Gone) -> Complaint:

@@ -27,7 +27,7 @@ from ..boxed_values import (
     SharedArray,
     SharedInt,
     SharedString,
-    plain,
+    unboxed,
 )
 from ..dims import ANY, AnyDim, SymDim
 from ..errors import Complaint
@@ -101,7 +101,7 @@ class _Reader:
         if key not in _TOP:
             return value
         # What the text refers to is one object, whatever else refers to it.
-        value = _TOP[key](plain(value))
+        value = _TOP[key](unboxed(value))
         self._done[int(index)] = value, self._done[int(index)][1]
         return value
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..ast import Constant, MetaAttrs
-from ..boxed_values import BoxBool, Boxed, BoxFloat, BoxInt, plain
+from ..boxed_values import BoxBool, Boxed, BoxFloat, BoxInt, unboxed
 from ..errors import RelayTextError
 from ..spans import Span
 from ..types import AnyDim, SymDim, TensorType
@@ -161,7 +161,7 @@ class _Writer:
             data += [self._value(item) for item in value]
             return index
         if isinstance(value, (int, np.int16, np.int64)):
-            kind = type(plain(value))
+            kind = type(unboxed(value))
             dtype = {bool: "bool", int: "int32"}.get(kind) or str(np.asarray(value).dtype)
             return self._node(
                 "IntImm", attrs={"dtype": dtype, "span": "0", "value": str(int(value))}

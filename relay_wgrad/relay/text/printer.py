@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...argument_types import of_type
+from ...argument_types import check_type
 from ..adt import (
     Constructor,
     Match,
@@ -46,7 +46,7 @@ from ..ast import (
     children,
     post_order,
 )
-from ..boxed_values import by_reference, plain
+from ..boxed_values import by_reference, unboxed
 from ..errors import RelayTextError
 from ..iterative_walks import run
 from ..types import (
@@ -92,7 +92,7 @@ def astext(
     Raises RelayTextError for a program without a text: a variable that nothing binds, a constant or
     an attribute of a type that Relay hasn't; TypeError for what is no module.
     """
-    of_type("astext: mod", mod, IRModule, "a Relay IRModule")
+    check_type("astext: mod", mod, IRModule, "a Relay IRModule")
     used = {id(item) for function in mod.functions.values() for item in _used_objects(function)}
     sizes: list[SymDim] = []
     if any(key in SIZE_KEYS for key, _ in mod.metadata):
@@ -459,7 +459,7 @@ class _Printer:
     def _value(self, value: Any, name: str) -> str:
         if isinstance(value, (MetaAttrs, SymDim)) or by_reference(value):
             return self._table.reference(value)
-        value = plain(value)
+        value = unboxed(value)
         if value is None:
             return "None"
         if isinstance(value, str):

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..ast import Call, Expr, Function, Op, Tuple, TupleGetItem, as_node, children, post_order
-from ..infer import place
+from ..infer import span_text
 from ..layout_rules.following import Asked, Inferred
 from ..layout_rules.named import Layout
 from ..layout_rules.own import rule_of
 from ..make import call
 from ..op.registration import get_attr
-from ..rewrite import over
+from ..rewrite import with_children
 from ..types import TensorType, TupleType, Type
 from .user_hooks import attributes, is_kernel
 
@@ -83,14 +83,14 @@ class _Altered:
             if found is not None:
                 return found
         new = {child: self._of(child) for child in children(node)}
-        return _Value(over(node, new))
+        return _Value(with_children(node, new))
 
     # ---- changes of layout -------------------------------------------------------------------
 
     def _of(self, node: Expr) -> Expr:
         state = self.states[node]
         if isinstance(state, list) and isinstance(node, Tuple):
-            return over(node, {f: self._of(f) for f in node.fields})
+            return with_children(node, {f: self._of(f) for f in node.fields})
         return self._old(state)
 
     def _old(self, state: State) -> Expr:
@@ -167,7 +167,7 @@ class _Altered:
     ) -> State | None:
         for value, src, dst in zip(values, first.inputs, second.inputs, strict=True):
             known = value.new or src
-            if not (src.fits(dst) or len(src.whole) < len(dst.whole)) or (
+            if not (src.fits(dst) or len(src.primal_axes) < len(dst.primal_axes)) or (
                 value.old is not None and value.old != src and not known.fits(value.old)
             ):
                 return None
@@ -223,25 +223,25 @@ def _altered(form: Any, node: Call, args: Sequence[Expr], types: Sequence[Any]) 
     try:
         given = form(attributes(node, name), list(args), flat, node.checked_type)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{error}{place(node)}") from error
+        raise type(error)(f"{error}{span_text(node)}") from error
     if given is None:
         return None
     made = as_node(given, f"{name}: the altered form")
     if not isinstance(made, Call) or not isinstance(made.op, Op):
         raise TypeError(
-            f"{name}: the altered form must be a call of an operator, got {made!r}{place(node)}"
+            f"{name}: the altered form must be a call of an operator, got {made!r}{span_text(node)}"
         )
     return made
 
 
 def _transformed(node: Expr, src: Layout, dst: Layout) -> Expr:
     """A node in another layout, by axes of size 1 put before its own where it has fewer."""
-    missing = [axis for axis in dst.whole if axis not in src.whole]
-    if len(src.whole) < len(dst.whole):
+    missing = [axis for axis in dst.primal_axes if axis not in src.primal_axes]
+    if len(src.primal_axes) < len(dst.primal_axes):
         ty = node.checked_type
         if isinstance(ty, TensorType) and not ty.shape:
             return node
-        count = len(dst.whole) - len(src.whole)
+        count = len(dst.primal_axes) - len(src.primal_axes)
         node = call("expand_dims", node, axis=0, num_newaxis=count)
         src = Layout((*((axis, 0) for axis in missing), *src.axes))
     if src == dst:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...keys import COMPOSITE
 from ..ast import Attrs, Call, Expr, Function, If, Let, Op, Tuple, TupleGetItem, Var
-from ..ops.annotation import BEGIN, END
+from ..records.annotation import BEGIN, END
 from ..rewrite import rewrite
 
 DEFAULT = "default"

@@ -11,7 +11,7 @@ import numpy as np
 from ...dtypes import numpy_dtype
 from ..ast import Call, Constant, Expr, Function, Op
 from ..op.registration import get_attr
-from ..ops.facts import OpPattern
+from ..records.facts import OpPattern
 from ..rewrite import rewrite
 from ..types import TensorType
 from .user_hooks import filling, kernels

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..ast import Expr, Function, GlobalVar, If, Let, Op, Var, children
 from ..iterative_walks import run
-from ..rewrite import over
+from ..rewrite import with_children
 from ..scopes import Block, Blocks, blocks
 from .user_hooks import is_kernel
 
@@ -86,7 +86,7 @@ class _Filler:
         new: dict[Expr, Expr] = {}
         for child in children(node):
             new[child] = yield self._value(child, None)
-        return over(node, new)
+        return with_children(node, new)
 
     def _let(self, node: Let) -> Any:
         first: Expr = node

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..ast import Call, Expr, Function, Op
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..rewrite import rewrite
 from ..types import TensorType
-from .simplify_inference import along
+from .simplify_inference import broadcast_along
 
 
 def canonicalize_ops(function: Function) -> Function:
@@ -21,7 +21,7 @@ def canonicalize_ops(function: Function) -> Function:
         assert isinstance(ty, TensorType)
         axis = lookup("nn.bias_add").read(node.attrs)["axis"] % len(ty.shape)
         data, bias = node.args
-        return call("add", data, along(bias, axis, len(ty.shape)))
+        return call("add", data, broadcast_along(bias, axis, len(ty.shape)))
 
     out = rewrite(function, change)
     assert isinstance(out, Function)

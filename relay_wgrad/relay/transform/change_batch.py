@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...argument_types import of_type, whole
+from ...argument_types import check_type, checked_integer
 from ..ast import Expr, Function, IRModule, Var
 from ..rewrite import rewrite
 from ..types import TensorType
@@ -33,12 +33,12 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> FunctionPass: 
 
     Raises TypeError for `data` that is no dict of variables, and what is no integer.
     """
-    of_type("ChangeBatch: data", data, Mapping, "a dict of axes by variable")
-    size = whole("ChangeBatch: batch_size", batch_size, 0)
+    check_type("ChangeBatch: data", data, Mapping, "a dict of axes by variable")
+    size = checked_integer("ChangeBatch: batch_size", batch_size, 0)
     new: dict[Expr, Expr] = {}
     for var, axis in data.items():
-        of_type("ChangeBatch: what has a batch", var, Var, "a variable")
-        new[var] = _with_size(var, whole("ChangeBatch: axis", axis, -_MOST_AXES), size)
+        check_type("ChangeBatch: what has a batch", var, Var, "a variable")
+        new[var] = _with_size(var, checked_integer("ChangeBatch: axis", axis, -_MOST_AXES), size)
 
     def change(function: Function, mod: IRModule, context: TvmPassContext) -> Function:
         def without_types(old: Expr, node: Expr) -> Expr:

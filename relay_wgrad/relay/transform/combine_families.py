@@ -11,7 +11,7 @@ from typing import Any
 
 from ..ast import Call, Expr, Op, Tuple, TupleGetItem
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..types import TensorType
 
 Branch = list[Call]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..ast import Call, Expr, Function, Op, Var, children, post_order
 from ..iterative_walks import order
-from ..ops import lookup
-from ..rewrite import over
+from ..records import lookup
+from ..rewrite import with_children
 from ..types import TensorType
 from .combine_families import Branch, Family, Group, ndim_of, shape_of
 from .eliminate import owners
@@ -44,7 +44,7 @@ def combine(function: Function, family: Family, fewest: int) -> Function:
         if node in new:
             out[node] = out[new[node]]
         else:
-            out[node] = over(node, {child: out[child] for child in children(node)})
+            out[node] = with_children(node, {child: out[child] for child in children(node)})
     result = out[function]
     assert isinstance(result, Function)
     return result

@@ -14,7 +14,7 @@ from tvm.ir.instrument import PassInstrument
 from tvm.ir.transform import PassContext as TvmPassContext
 from tvm.ir.transform import module_pass
 
-from ..boxed_values import plain
+from ..boxed_values import unboxed
 
 __all__ = ["OPTIONS", "PassContext", "TvmPassContext", "option"]
 
@@ -44,7 +44,7 @@ class PassContext:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         given = dict(config or {})
-        own = {name: plain(given.pop(name)) for name in OPTIONS if name in given}
+        own = {name: unboxed(given.pop(name)) for name in OPTIONS if name in given}
         self._options = {**OPTIONS, **own}
         self._tvm = TvmPassContext(opt_level, required_pass, disabled_pass, instruments, given)
         self._given = tuple(instruments or ())

@@ -28,16 +28,16 @@ from ..ast import (
     children,
     post_order,
 )
-from ..infer import place
+from ..infer import span_text
 from ..iterative_walks import order
 from ..layout_rules.convert import ROLES, checked
 from ..layout_rules.own import is_own
 from ..layout_rules.rules import MAKERS, RULES
 from ..layout_rules.site import Site, original, with_args
 from ..layout_rules.values import Fields, Opaque, Order, Results, State, Value, as_state
-from ..ops import lookup
-from ..ops.hooks import CONVERT_LAYOUT
-from ..rewrite import over, rewrite
+from ..records import lookup
+from ..records.hooks import CONVERT_LAYOUT
+from ..rewrite import rewrite, with_children
 from ..types import TensorType, TupleType
 from ..variables import free_vars
 from .alter_op_layout import alter_op_layout
@@ -154,7 +154,7 @@ class _Body:
         if isinstance(node, Function):
             return Opaque(self.functions[node])
         new = {child: original(self.states[child]) for child in children(node)}
-        return as_state(over(node, new), node.checked_type)
+        return as_state(with_children(node, new), node.checked_type)
 
     def _item(self, node: TupleGetItem) -> State:
         base = self.states[node.tuple_value]
@@ -163,7 +163,7 @@ class _Body:
         if isinstance(base, Fields) and original(base) is not base.node:
             return base.parts[node.index]
         new = base.whole if isinstance(base, Results) else original(base)
-        out = as_state(over(node, {node.tuple_value: new}), node.checked_type)
+        out = as_state(with_children(node, {node.tuple_value: new}), node.checked_type)
         if isinstance(base, Results) and isinstance(out, Value):
             out.axes = base.parts[node.index].axes
         return out
@@ -258,7 +258,7 @@ class _Body:
 def _order(node: Call, name: str, src: str, dst: str) -> Order:
     if not is_permutation(dst, src):
         raise ValueError(
-            f"{name}: the layout conversion can't make {dst!r} of {src!r}{place(node)}"
+            f"{name}: the layout conversion can't make {dst!r} of {src!r}{span_text(node)}"
         )
     return permutation(src, dst)
 

@@ -9,8 +9,8 @@ from typing import Any
 from ..ast import Call, Constant, Expr, Function, IRModule, Op, Tuple, post_order
 from ..infer import infer_module
 from ..make import call
-from ..ops import REGISTRY, Attr, lookup
-from ..ops.table import attributes_of_run
+from ..records import REGISTRY, Attr, lookup
+from ..records.table import attributes_of_run
 from ..rewrite import rewrite
 from .fold_constant import fold_constant
 from .user_hooks import attributes, kernels

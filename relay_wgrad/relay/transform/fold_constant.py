@@ -33,8 +33,8 @@ from ..graph_executor import GraphModule
 from ..isolated_calls import compiles
 from ..iterative_walks import order
 from ..op.registration import is_stateful
-from ..ops.constant_operands import check_values, checked_argument
-from ..ops.empty import bytes_of
+from ..records.constant_operands import check_values, checked_argument
+from ..records.empty import bytes_of
 from ..rewrite import rewrite
 from ..types import TensorType, TupleType, Type
 from .normal_forms import without_lets

@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from ..ast import Call, Expr, Function, children, post_order
 from ..iterative_walks import order
 from ..make import call
-from ..rewrite import over
+from ..rewrite import with_children
 from .scale_axis import (
     CONVOLUTIONS,
     Wish,
-    alone,
-    along,
-    both,
+    broadcast_factor,
     channels,
+    common_wish,
     fits,
     is_factor,
     operator,
+    squeezed_factor,
     tensor,
     weighted,
 )
@@ -61,13 +61,16 @@ class _Forward:
             for index, child in enumerate(children(node), -1):  # the first is a call's operator
                 wish = asked[1] if asked is not None and index == asked[0] else None
                 known = child in self.wishes
-                self.wishes[child] = both(self.wishes[child], wish) if known else wish
+                self.wishes[child] = common_wish(self.wishes[child], wish) if known else wish
         for node in self.nodes:
             if node not in self.new and not self._taken_out(node):
                 args = node.args if isinstance(node, Call) else ()
                 carried = next((arg for arg in args if arg in self.factors), None)
-                passed = over(node, self.new) if carried is None else self._passed(node, carried)
-                self.new[node] = passed
+                self.new[node] = (
+                    with_children(node, self.new)
+                    if carried is None
+                    else self._passed(node, carried)
+                )
         out = self.new[self.function]
         assert isinstance(out, Function)
         return out
@@ -81,7 +84,7 @@ class _Forward:
         for data, factor in _PAIRS:
             x, s = node.args[data], node.args[factor]
             if is_factor(x, s, wish):
-                self.factors[node] = alone(self.new[s], s, x, wish.axes)
+                self.factors[node] = squeezed_factor(self.new[s], s, x, wish.axes)
                 self.new[node] = self.new[x]
                 return True
         return False
@@ -98,8 +101,8 @@ class _Forward:
         wish = self.wishes[node]
         assert wish is not None
         if operator(node) in _RELUS:
-            return over(node, self.new)
-        by = along(factor, arg, wish.axes)
+            return with_children(node, self.new)
+        by = broadcast_factor(factor, arg, wish.axes)
         args = (self.new[a] if a is arg else call("divide", self.new[a], by) for a in node.args)
         return replace(node, args=tuple(args))
 
@@ -191,7 +194,7 @@ class _Backward:
         if name in _SUMS:
             if None not in offers:
                 types = [tensor(arg) for arg in node.args]
-                return both(*offers) if types[0] == types[1] else None
+                return common_wish(*offers) if types[0] == types[1] else None
             for data, other in _PAIRS:
                 offer = offers[data]
                 if offer is not None and fits(node.args[data], node.args[other], offer.axes):
@@ -221,13 +224,14 @@ class _Backward:
     def _factor(self, given: _Given) -> Expr:
         if given not in self.factors:
             x = given.product.args[1 - given.index]
-            self.factors[given] = alone(self.new[given.source], given.source, x, given.axes)
+            new, source = self.new[given.source], given.source
+            self.factors[given] = squeezed_factor(new, source, x, given.axes)
         return self.factors[given]
 
     def _rebuilt(self, node: Expr) -> Expr:
         given, name = self.given.get(node), operator(node)
         if given is None:
-            return over(node, self.new)
+            return with_children(node, self.new)
         assert isinstance(node, Call)
         if name == "multiply":
             return self.new[node.args[1 - given.index]]
@@ -241,7 +245,7 @@ class _Backward:
             made = self.new[arg]
             if arg not in takers:
                 by = self._factor(given)
-                by = by if name == "nn.bias_add" else along(by, node, given.axes)
+                by = by if name == "nn.bias_add" else broadcast_factor(by, node, given.axes)
                 made = call("multiply", made, by)
             args.append(made)
         return replace(node, args=tuple(args))

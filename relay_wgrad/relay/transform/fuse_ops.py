@@ -19,9 +19,9 @@ from ..ast import (
     post_order,
 )
 from ..infer import fail
-from ..ops import REGISTRY
-from ..ops.annotation import STOP
-from ..rewrite import over, rewrite
+from ..records import REGISTRY
+from ..records.annotation import STOP
+from ..rewrite import rewrite, with_children
 from .fusion_groups import Node, groups
 from .user_hooks import is_kernel
 
@@ -62,7 +62,7 @@ def fuse_ops(function: Function, opt_level: int, most: int, link_params: bool) -
                 known[part] = made.setdefault(root, _Group()).param(arg, part)
         if isinstance(expr, Call):
             known[expr.op] = expr.op
-        return replace(over(expr, known), checked_type=None)
+        return replace(with_children(expr, known), checked_type=None)
 
     for expr in post_order(function, lambda n: not is_kernel(n)):
         if is_kernel(expr):
@@ -83,7 +83,7 @@ def fuse_ops(function: Function, opt_level: int, most: int, link_params: bool) -
         elif isinstance(expr, TupleGetItem) and not last:
             new[expr] = inside(expr, root, [expr.tuple_value])
         else:
-            new[expr] = over(expr, {child: new[child] for child in children(expr)})
+            new[expr] = with_children(expr, {child: new[child] for child in children(expr)})
     out = new[function]
     assert isinstance(out, Function)
     return out

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ..ast import Call, Constant, Expr, Function, If, Let, Op, Tuple, TupleGetItem, children
 from ..iterative_walks import order
 from ..op.registration import get_attr
-from ..ops.facts import OpPattern
+from ..records.facts import OpPattern
 from ..types import TensorType, TupleType
 from .user_hooks import is_kernel
 

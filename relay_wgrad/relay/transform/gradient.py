@@ -34,11 +34,11 @@ from ..ast import (
     children,
     post_order,
 )
-from ..infer import agree, fail, infer_expr, infer_module, infer_types, place
+from ..infer import agree, fail, infer_expr, infer_module, infer_types, span_text
 from ..iterative_walks import order
 from ..make import call
-from ..ops import show
-from ..ops.hooks import GRADIENTS
+from ..records import show
+from ..records.hooks import GRADIENTS
 from ..rewrite import rewrite
 from ..surface import check_relay_module
 from ..types import FuncType, TensorType, TupleType, Type
@@ -297,7 +297,7 @@ def _apply(lets: _Lets, rule: Any, orig: Call, out: _Value, args: list[_Value]) 
     try:
         parts = [_unwrapped(part) for part in rule(orig, out.reverse)]
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{error}{place(orig)}") from error
+        raise type(error)(f"{error}{span_text(orig)}") from error
     if len(parts) != len(args):
         fail(
             orig,

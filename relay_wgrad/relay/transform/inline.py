@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...keys import COMPILER, INLINE
 from ..ast import Call, Expr, Function, GlobalVar, IRModule, Let, Var, children, post_order
 from ..call_graph import CallGraph
-from ..rewrite import over, rewrite
+from ..rewrite import rewrite, with_children
 from ..types import FuncType
 from ..variables import free_vars
 from .user_hooks import is_kernel
@@ -81,7 +81,7 @@ def copied(root: Expr, known: dict[Expr, Expr]) -> Expr:
         if node in new:
             continue
         below = children(node)
-        new[node] = over(node, new) if below else node
+        new[node] = with_children(node, new) if below else node
     return new[root]
 
 

@@ -22,11 +22,11 @@ from typing import Any
 
 from ...layouts import ACTIVATION, KERNEL, to_layout
 from ..ast import Call, Expr, Function, IRModule, Op
-from ..infer import place
+from ..infer import span_text
 from ..make import call
 from ..op.registration import get_attr
-from ..ops import show
-from ..ops.hooks import LEGALIZE, PACKAGE_LEVEL
+from ..records import show
+from ..records.hooks import LEGALIZE, PACKAGE_LEVEL
 from ..rewrite import rewrite
 from ..types import TensorType, Type
 from .user_hooks import attributes, kernels, replacement
@@ -64,7 +64,7 @@ def legalize(function: Function, mod: IRModule, key: str) -> Function:
         try:
             given = form(attributes(old, name), list(node.args), [*types, old.checked_type])
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{error}{place(old)}") from error
+            raise type(error)(f"{error}{span_text(old)}") from error
         if given is None:
             return node
         made, _ = replacement(given, old, f"{name}: {key}", done.__contains__, mod)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..ast import Call, Expr, Function, Let, children, post_order
 from ..iterative_walks import order
-from ..ops.annotation import BEGIN, END
+from ..records.annotation import BEGIN, END
 from ..rewrite import rewrite
 from .annotate_target import mark_of
 from .regions import Region, Regions, merge

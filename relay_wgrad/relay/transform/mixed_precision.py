@@ -10,8 +10,8 @@ from typing import Any
 
 from ..ast import Call, Op
 from ..op.registration import get_attr
-from ..ops import REGISTRY, lookup
-from ..ops.facts import ALWAYS, FOLLOW, NEVER
+from ..records import REGISTRY, lookup
+from ..records.facts import ALWAYS, FOLLOW, NEVER
 
 MIXED_PRECISION_ALWAYS, MIXED_PRECISION_FOLLOW, MIXED_PRECISION_NEVER = ALWAYS, FOLLOW, NEVER
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..ast import (
 )
 from ..infer import fail
 from ..iterative_walks import order, run
-from ..rewrite import over
+from ..rewrite import with_children
 
 _DEPTH = 200  # of calls of functions within functions
 
@@ -56,10 +56,17 @@ def without_lets(function: Function, chosen: Callable[[Var], bool]) -> Function:
                 fail(node, f"{node!r} is bound to a value that needs it: recursion")
             new[node] = new[bound[node]]
         else:
-            new[node] = over(node, new)
+            new[node] = with_children(node, new)
     out = new[function]
     assert isinstance(out, Function)
     return out
+
+
+def _outwards(scope: Any) -> Iterator[Any]:
+    """A scope, and those around it."""
+    while scope is not None:
+        yield scope
+        scope = scope.outer
 
 
 @dataclass
@@ -76,12 +83,7 @@ class _Scope:
             self.taken = self.outer.taken
 
     def find(self, node: Expr) -> Expr | None:
-        scope: _Scope | None = self
-        while scope is not None:
-            if node in scope.known:
-                return scope.known[node]
-            scope = scope.outer
-        return None
+        return next((s.known[node] for s in _outwards(self) if node in s.known), None)
 
     def bind(self, var: Var, value: Expr) -> Var:
         if var in self.taken:
@@ -151,7 +153,7 @@ def _atom(node: Expr, scope: _Scope, var: Var | None) -> Any:
         new: dict[Expr, Expr] = {}
         for child in children(node):
             new[child] = yield _atom(child, scope, None)
-        value = over(node, new)
+        value = with_children(node, new)
     bound = scope.bind(var if var is not None else Var("x", node.checked_type), value)
     scope.known[node] = bound
     return bound
@@ -170,20 +172,10 @@ class _Frame:
     functions: dict[Expr, tuple[Function, _Frame]] = field(default_factory=dict)
 
     def find(self, node: Expr) -> Expr | None:
-        frame: _Frame | None = self
-        while frame is not None:
-            if node in frame.known:
-                return frame.known[node]
-            frame = frame.outer
-        return None
+        return next((f.known[node] for f in _outwards(self) if node in f.known), None)
 
     def callee(self, node: Expr) -> tuple[Function, _Frame] | None:
-        frame: _Frame | None = self
-        while frame is not None:
-            if node in frame.functions:
-                return frame.functions[node]
-            frame = frame.outer
-        return None
+        return next((f.functions[node] for f in _outwards(self) if node in f.functions), None)
 
 
 def inlined(function: Function, mod: IRModule) -> Function:
@@ -210,7 +202,7 @@ def _inlined(node: Expr, frame: _Frame, mod: IRModule) -> Any:
         new: dict[Expr, Expr] = {}
         for child in children(node):
             new[child] = child if isinstance(child, Op) else (yield _inlined(child, frame, mod))
-        out = over(node, new)
+        out = with_children(node, new)
     frame.known[node] = out
     return out
 

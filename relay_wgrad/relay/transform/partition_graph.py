@@ -21,8 +21,8 @@ from ..ast import (
     children,
 )
 from ..iterative_walks import order
-from ..ops.annotation import BEGIN, END
-from ..rewrite import over, rewrite
+from ..records.annotation import BEGIN, END
+from ..rewrite import rewrite, with_children
 from ..types import TupleType
 from .annotate_target import DEFAULT, mark_of, marked
 from .regions import Region, Regions
@@ -107,7 +107,7 @@ class _Partition:
                 assert isinstance(node, Call)
                 self._new[node] = self._result(node)
             else:
-                self._new[node] = over(node, self._new)
+                self._new[node] = with_children(node, self._new)
         out = self._new[self.function]
         assert isinstance(out, Function)
         return out

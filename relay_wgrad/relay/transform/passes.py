@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ast import Function, IRModule
-from ..computable import check_computable
 from ..infer import infer_module
 from ..surface import check_relay_module
+from ..uncomputed_constructs import check_computable
 from .context import PassContext as PassContext
 from .context import TvmPassContext, instrumented
 

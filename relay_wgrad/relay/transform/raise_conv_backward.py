@@ -23,7 +23,7 @@ from tvm.sym import Analyzer
 from ... import registry
 from ...keys import COMPOSITE
 from ...layouts import ACTIVATION, swap_io, to_layout
-from ...ops.view import problem_of
+from ...ops.call_problem import problem_of
 from ...problem import ConvKind, ConvProblem, transposed_size
 from ...relation import as_size
 from ...transform.raising.index import Barrier
@@ -34,7 +34,7 @@ from ..ast import Call, Expr, Function, IRModule, Let, Op, Var, children, post_o
 from ..infer import unified
 from ..iterative_walks import order
 from ..make import call as make_call
-from ..ops import lookup, show
+from ..records import lookup, show
 from ..rewrite import rewrite
 from .normal_forms import without_lets
 from .relax_blocks import Block, relax_blocks, type_of

@@ -11,7 +11,7 @@ from ..infer import infer_module, infer_types
 from ..iterative_walks import order
 from ..layer_count import count_layers
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..rewrite import rewrite
 from ..types import TensorType
 

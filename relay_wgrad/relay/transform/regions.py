@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from ..ast import Call, Constant, Expr, Function, Tuple, TupleGetItem, post_order
 from ..infer import fail
-from ..ops.annotation import BEGIN, END
+from ..records.annotation import BEGIN, END
 from .annotate_target import mark_of
 
 

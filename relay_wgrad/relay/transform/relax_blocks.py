@@ -22,8 +22,8 @@ from tvm import relax
 from ...graph.walk import bindings_of
 from ..ast import Call, Constant, Expr, Function, GlobalVar, If, Let, Op, Tuple, TupleGetItem, Var
 from ..iterative_walks import order
-from ..ops import lookup
-from ..ops.annotation import BEGIN, END
+from ..records import lookup
+from ..records.annotation import BEGIN, END
 from ..sizes import identifier, relax_type
 from ..types import FuncType, Type
 

@@ -38,7 +38,7 @@ class Wish:
     divides: bool = False
 
 
-def both(a: Wish | None, b: Wish | None) -> Wish | None:
+def common_wish(a: Wish | None, b: Wish | None) -> Wish | None:
     """What two consumers can take."""
     if a is None or b is None or a.axes != b.axes:
         return None
@@ -79,8 +79,8 @@ def channels(node: Call, of_result: bool) -> Channels | None:
         end = len(data.shape) - 1
         return Channels((end,), (0,) if of_result else (len(weight.shape) - 1,))
     a = attributes(node, name)
-    kernel = Layout.of(str(a.kernel_layout))
-    layout = Layout.of(str((a.out_layout if of_result else None) or a.data_layout))
+    kernel = Layout.parse(str(a.kernel_layout))
+    layout = Layout.parse(str((a.out_layout if of_result else None) or a.data_layout))
     ty = out if of_result else data
     groups = int(a.groups)
     # Of a depthwise convolution the output channels are the input's.
@@ -155,7 +155,7 @@ def _allowed(wish: Wish, node: Expr) -> bool:
     return bool((np.abs(numbers) >= least).all())
 
 
-def alone(made: Expr, factor: Expr, data: Expr, axes: Sequence[int]) -> Expr:
+def squeezed_factor(made: Expr, factor: Expr, data: Expr, axes: Sequence[int]) -> Expr:
     """A factor of a tensor with the axes that it is of, and no others; `made` stands for it."""
     big, small = tensor(data), tensor(factor)
     assert big is not None
@@ -170,7 +170,7 @@ def alone(made: Expr, factor: Expr, data: Expr, axes: Sequence[int]) -> Expr:
     return call("squeeze", made, axis=ones) if ones else made
 
 
-def along(factor: Expr, data: Expr, axes: Sequence[int]) -> Expr:
+def broadcast_factor(factor: Expr, data: Expr, axes: Sequence[int]) -> Expr:
     """A factor as a tensor that multiplies one like `data` along these axes."""
     ty = tensor(data)
     assert ty is not None
@@ -184,5 +184,5 @@ def along(factor: Expr, data: Expr, axes: Sequence[int]) -> Expr:
 def weighted(node: Call, new: Mapping[Expr, Expr], factor: Expr, found: Channels) -> Call:
     """A convolution over new arguments, with a factor of its channels in the weight."""
     data, weight = node.args
-    by = along(factor, weight, found.in_weight)
+    by = broadcast_factor(factor, weight, found.in_weight)
     return replace(node, args=(new[data], call("multiply", new[weight], by)))

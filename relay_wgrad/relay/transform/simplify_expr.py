@@ -11,8 +11,8 @@ import numpy as np
 from ...ops.elementwise import BINARY, by
 from ..ast import Call, Constant, Expr, Function, MetaAttrs, Op
 from ..make import call
-from ..ops import lookup
-from ..rewrite import over, rewrite
+from ..records import lookup
+from ..rewrite import rewrite, with_children
 from ..types import TensorType
 from .simplify_rules import RULES, Known
 from .user_hooks import filling, kernels
@@ -43,7 +43,7 @@ def simplify_expr(function: Function) -> Function:
         for arg in made.args:
             fresh = isinstance(arg, Call) and arg not in known.types
             new[arg] = change(replace(arg, checked_type=known.of(arg)), arg) if fresh else arg
-        return over(made, new)
+        return with_children(made, new)
 
     out = rewrite(function, change, {n: n for n in kernels(function)})
     assert isinstance(out, Function)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ast import Call, Constant, Expr, Function, Op, Tuple, TupleGetItem
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..rewrite import rewrite
 from ..text.literals import ARRAY_DTYPES
 from ..types import TensorType, Type
@@ -51,7 +51,7 @@ def expanded(node: Call, data_type: Type) -> Any:
     return _RULES[node.op.name](node.args, lookup(node.op.name).read(node.attrs), data_type)
 
 
-def along(vector: Expr, axis: int, ndim: int) -> Expr:
+def broadcast_along(vector: Expr, axis: int, ndim: int) -> Expr:
     """A vector with axes of size 1 after it, to broadcast along `axis`."""
     after = ndim - axis - 1
     return call("expand_dims", vector, axis=1, num_newaxis=after) if after > 0 else vector
@@ -78,8 +78,8 @@ def _batch_norm(args: tuple[Expr, ...], attrs: Mapping[str, Any], ty: TensorType
         shift = call("add", shift, beta)
     ndim = len(ty.shape)
     axis = attrs["axis"] % ndim
-    out = call("multiply", data, along(scale, axis, ndim))
-    return Tuple((call("add", out, along(shift, axis, ndim)), mean, var))
+    out = call("multiply", data, broadcast_along(scale, axis, ndim))
+    return Tuple((call("add", out, broadcast_along(shift, axis, ndim)), mean, var))
 
 
 def _dropout(args: tuple[Expr, ...], attrs: Mapping[str, Any], ty: TensorType) -> Expr:
@@ -97,9 +97,9 @@ def _affine(
     out: Expr, args: tuple[Expr, ...], attrs: Mapping[str, Any], axis: int, ndim: int
 ) -> Expr:
     if attrs["scale"]:
-        out = call("multiply", out, along(args[1], axis, ndim))
+        out = call("multiply", out, broadcast_along(args[1], axis, ndim))
     if attrs["center"]:
-        out = call("add", out, along(args[2], axis, ndim))
+        out = call("add", out, broadcast_along(args[2], axis, ndim))
     return out
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ...ops.elementwise import BINARY, by
 from ..ast import Call, Constant, Expr, Op
 from ..make import call
-from ..ops import lookup
+from ..records import lookup
 from ..types import TensorType, Type
 from .user_hooks import filling
 

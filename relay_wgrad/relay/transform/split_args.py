@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ast import Call, Expr, Function, Op, Tuple
 from ..make import call
-from ..ops.annotation import STOP
+from ..records.annotation import STOP
 from ..rewrite import rewrite
 from ..types import TensorType, Type
 from .user_hooks import attributes, kernels

@@ -29,11 +29,11 @@ from ..ast import (
     children,
     post_order,
 )
-from ..infer import fail, place
+from ..infer import fail, span_text
 from ..iterative_walks import order
 from ..make import call
-from ..ops import lookup
-from ..rewrite import over
+from ..records import lookup
+from ..rewrite import with_children
 from ..types import TensorType, TupleType, Type
 from .context import option
 from .mixed_precision import (
@@ -132,16 +132,17 @@ class _Mixed:
             got = self.types.get(self.lets[node].value, ty)
             return (node, ty) if got == ty else (Var(node.name, got, span=node.span), got)
         if isinstance(node, Tuple):
-            return over(node, self.new), TupleType(tuple(self.types[f] for f in node.fields))
+            fields = tuple(self.types[f] for f in node.fields)
+            return with_children(node, self.new), TupleType(fields)
         if isinstance(node, TupleGetItem):
             source = self.types[node.tuple_value]
             assert isinstance(source, TupleType)
-            return over(node, self.new), source.fields[node.index]
+            return with_children(node, self.new), source.fields[node.index]
         if isinstance(node, If):
             parts = {child: self._original(child) for child in children(node)}
-            return over(node, parts), ty
+            return with_children(node, parts), ty
         if isinstance(node, Function) and not is_kernel(node):
-            return over(node, {**self.new, node.body: self._original(node.body)}), ty
+            return with_children(node, {**self.new, node.body: self._original(node.body)}), ty
         return node, ty
 
     def _call(self, node: Call) -> tuple[Expr, Type]:
@@ -151,7 +152,7 @@ class _Mixed:
                 return lower
         parts = {arg: self._original(arg) for arg in node.args}
         assert node.checked_type is not None
-        return over(node, {**parts, node.op: self.new[node.op]}), node.checked_type
+        return with_children(node, {**parts, node.op: self.new[node.op]}), node.checked_type
 
     def _lower(self, node: Call, name: str) -> tuple[Expr, Type] | None:
         """A call in the lower precision; None if it is not to be."""
@@ -181,7 +182,7 @@ class _Mixed:
         return self._cast(out, ty, _floats_as(ty, result)), _floats_as(ty, result)
 
     def _missed(self, node: Call, name: str) -> None:
-        message = f"ToMixedPrecision: nothing says how {name} is converted{place(node)}"
+        message = f"ToMixedPrecision: nothing says how {name} is converted{span_text(node)}"
         if self.missing == 0:
             fail(node, message)
         if self.missing == 1:

@@ -19,8 +19,8 @@ from ..ast import (
     as_node,
     post_order,
 )
-from ..infer import agree, infer_expr, place
-from ..ops import REGISTRY, lookup, show
+from ..infer import agree, infer_expr, span_text
+from ..records import REGISTRY, lookup, show
 from ..rewrite import rewrite
 
 _LEAVES = (Op, GlobalVar, Constant)
@@ -74,5 +74,5 @@ def replacement(
     assert wanted is not None
     if got is None or not agree(got, wanted):
         found = "nothing" if got is None else show(got)
-        raise ValueError(f"{what} must give {show(wanted)}, got {found}{place(node)}")
+        raise ValueError(f"{what} must give {show(wanted)}, got {found}{span_text(node)}")
     return made, reached

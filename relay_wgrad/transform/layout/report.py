@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ...graph.view import Graph
+from ...graph.def_use import Graph
 from ...graph.walk import bindings_of
 from ...ir import op_name
 from ...layout_rules import table

@@ -32,12 +32,12 @@ from tvm import relax
 from tvm.ir import Op
 from tvm_ffi import structural_equal
 
+from ...graph.def_use import ELSEWHERE, Graph
 from ...graph.rebuild import bound, normal, rebuilt
-from ...graph.view import ELSEWHERE, Graph
 from ...graph.walk import Block, blocks_of, functions_in, variables_of
 from ...ir import is_taken
 from ...ops.algebra import DGRAD_NAME, WGRAD_NAME, get_op
-from ...ops.view import problem_of
+from ...ops.call_problem import problem_of
 from ..surface import ModulePass, check_relax_module
 from .index import Barrier, View, itself
 from .match import MINOR_GROUPS, data_gradient, weight_gradient

@@ -18,11 +18,12 @@ import byoc_cudnn
 from byoc_cudnn import BACKENDS, Decision, Region, register_backend
 from byoc_cudnn.building.compiled import Library
 from byoc_cudnn.building.toolchain import Toolchain, ToolchainError, find
-from byoc_cudnn.table import CODEGENS, STOCK
+from byoc_cudnn.table import CODEGENS
 from byoc_cudnn.tuning import tune as tuning
 from byoc_cudnn.tuning.record import Measurement, Record
 from byoc_cudnn.tuning.timing import fastest
 from byoc_cudnn.tuning.versions import versions
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.cli import tune as tune_command
 from relay_wgrad.cli.main import main
 from relay_wgrad.problem import ConvKind, ConvProblem

@@ -61,9 +61,9 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(single_convolution.Record, "default_path", path)
     direct = replace(BACKENDS["cuda_direct"], alone=made.alone)
     monkeypatch.setitem(BACKENDS, "cuda_direct", direct)
-    single_convolution.known.cache_clear()
+    single_convolution.measurements.cache_clear()
     yield made
-    single_convolution.known.cache_clear()
+    single_convolution.measurements.cache_clear()
 
 
 def test_the_fastest_is_measured_once_for_a_machine(device: Device) -> None:
@@ -72,7 +72,7 @@ def test_the_fastest_is_measured_once_for_a_machine(device: Device) -> None:
     assert (found.backend, found.call) == ("cuda_direct", ("kernel", first, 90))
     assert found.times == (("cuda_direct", 1.001), ("cudnn", 2.0))
     assert device.timed == [["cudnn", *["cuda_direct"] * 3]]
-    single_convolution.known.cache_clear()  # another process
+    single_convolution.measurements.cache_clear()  # another process
     again = choose(PROBLEM, base(), DIRECT, 0)
     assert (again.backend, again.call, again.times) == (found.backend, found.call, found.times)
     assert len(device.timed) == 1

@@ -17,10 +17,10 @@ from byoc_cudnn.backends.cutlass.model import choose, ranked
 from byoc_cudnn.codegen.linked import kernels_of
 from byoc_cudnn.codegen.regions import read_region
 from byoc_cudnn.report import FASTER_HERE
-from byoc_cudnn.table import STOCK
 from byoc_cudnn.tuning import selection
 from byoc_cudnn.tuning.record import FORMAT, Measurement, Record
 from byoc_cudnn.tuning.tune import _tasks, tune
+from relay_wgrad.backend_names import STOCK
 from relay_wgrad.problem import ConvProblem
 from tests.support.partition_cases import merged, problem_module, regions
 

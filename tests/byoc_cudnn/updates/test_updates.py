@@ -28,7 +28,7 @@ from relay_wgrad.training.optim import make_optimizer, optimizer_for
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.training.trainer import Trainer
 from relay_wgrad.training.update import Update, rates
-from relay_wgrad.training.updating import UPDATE, described
+from relay_wgrad.training.update_functions import UPDATE, described
 from relay_wgrad.training.whole_step import FOUND, NOT_FINITE, WholeStep, with_update, with_watch
 from tests.support.cuda_emulated import aligned
 from tests.support.cuda_stand_in import Repeating, runtime, stand_in

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from byoc_cudnn import table
 from byoc_cudnn.backends import GIVEN
 from relay_wgrad.cli import arguments
 from relay_wgrad.cli.main import COMMANDS
@@ -78,4 +77,3 @@ def test_optimizers_by_name() -> None:
 def test_backends_by_name() -> None:
     names = [backend.name for backend in GIVEN]
     assert arguments.backends(",".join(names)) == tuple(names)
-    assert arguments.STOCK == table.STOCK

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tvm import relax
 
+from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.match import Call, Constant, OneOf, call, match, number_of
-from relay_wgrad.graph.view import Graph
 
 op = relax.op
 SQUARE = call("relax.multiply", "x", "x", name="square")

@@ -155,8 +155,8 @@ def test_a_writer_makes_variables_of_its_blocks_kind(dataflow: bool) -> None:
     if not dataflow:
         block = relax.BindingBlock(block.bindings)
     writer, x = Writer(block), _small().params[0]
-    one = writer.once("key", lambda: "one", lambda: relax.op.exp(x))
-    assert writer.once("key", lambda: "two", lambda: relax.op.sin(x)).same_as(one)
+    one = writer.emit_once("key", lambda: "one", lambda: relax.op.exp(x))
+    assert writer.emit_once("key", lambda: "two", lambda: relax.op.sin(x)).same_as(one)
     assert isinstance(one, relax.DataflowVar) == dataflow
     assert isinstance(like(block, writer.bindings), relax.DataflowBlock) == dataflow
     assert [str(b.var.name) for b in writer.bindings] == ["one"]

@@ -15,6 +15,7 @@ from tvm.script import relax as R
 
 import relay_wgrad
 from legalize.composite import Composite
+from relay_wgrad import extras
 from relay_wgrad.inspection import draw as module_draw
 from relay_wgrad.inspection.dataflow import KINDS, Dataflow, dataflow
 from relay_wgrad.inspection.draw import MOST_BOXES, Drawing, draw
@@ -233,6 +234,6 @@ def test_without_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> Non
             raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
         return importlib.import_module(name)
 
-    monkeypatch.setattr(module_draw, "import_module", absent)
+    monkeypatch.setattr(extras, "import_module", absent)
     with pytest.raises(ModuleNotFoundError, match=rf"{missing}: pip install relay-wgrad\[note"):
         draw(Strided["main"])

@@ -17,7 +17,7 @@ from relay_wgrad.inspection import Inspection, inspect_step
 from relay_wgrad.inspection.dataflow import dataflow
 from relay_wgrad.inspection.groups import groups, is_anchor, names
 from relay_wgrad.inspection.memory import memory
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.training_models import residual_net
 

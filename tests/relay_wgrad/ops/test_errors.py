@@ -77,7 +77,6 @@ ATTRIBUTES: list[tuple[dict[str, Any], type[Exception], str, str]] = [
     ({"data_layout": 3}, TypeError, "data_layout must be a string, got 3", UPSTREAM),
     ({"kernel_layout": None}, TypeError, "kernel_layout must be a string, got None", UPSTREAM),
 ]
-ATTRIBUTE_IDS = [repr(case[0]) for case in ATTRIBUTES]
 ATTRIBUTES_OF_ONE: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("conv2d", {"out_layout": "NCHWN"}, ValueError, "out_layout must be a permutation of NCHW"),
     ("conv2d_transpose", {"out_layout": "NHHC"}, ValueError, "out_layout must be a permutation"),

@@ -13,7 +13,7 @@ from tvm import relax, te
 
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.pipeline.cuda import cuda_pipeline
-from relay_wgrad.pipeline.cuda_reduction import ChannelSum, Windows, parts
+from relay_wgrad.pipeline.cuda_reduction import ChannelSum, Windows, part_count
 from tests.support.cuda_source import cuda_source, read_back
 from tests.support.half_cases import RELAX
 from tests.support.partition_cases import module
@@ -123,7 +123,7 @@ def test_other_targets_are_left() -> None:
 @pytest.mark.parametrize(("pixels", "channels"), [(100352, 64), (1568, 2048), (7, 3), (1009, 8)])
 @pytest.mark.parametrize("lanes", [1, 8])
 def test_parts_divide_the_pixels(pixels: int, channels: int, lanes: int) -> None:
-    cut = parts(pixels, channels, lanes)
+    cut = part_count(pixels, channels, lanes)
     assert pixels % cut == 0
     assert cut == 1 or pixels // cut >= 8
 

@@ -13,7 +13,7 @@ from tvm import relax, te, tirx, topi
 
 from relay_wgrad.ir import op_name
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
-from relay_wgrad.pipeline.kernel_order import Order, Step, most_alive, sooner
+from relay_wgrad.pipeline.kernel_order import Order, Step, memory_saving_order, most_alive
 
 ROWS = 1024
 
@@ -46,7 +46,7 @@ def slowly(steps: list[Step], sizes: list[int], order: list[int]) -> int:
 @given(graphs())
 def test_every_step_comes_once_and_after_what_it_needs(graph: Any) -> None:
     steps, sizes = graph
-    order = sooner(steps, sizes)
+    order = memory_saving_order(steps, sizes)
     assert sorted(order) == list(range(len(steps)))
     place = {i: at for at, i in enumerate(order)}
     assert all(place[needed] < place[i] for i, step in enumerate(steps) for needed in step.needs)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from relay_wgrad import relay
-from relay_wgrad.relay.ops import REGISTRY
+from relay_wgrad.relay.records import REGISTRY
 from tests.support.relay import stubs
 from tests.support.relay.op_cases import CASES
 from tests.support.relay.relay_signatures import SIGNATURES

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from relay_wgrad import relay
-from relay_wgrad.relay import ast, ops
+from relay_wgrad.relay import ast, records
 from relay_wgrad.relay import infer as infer_of
 from relay_wgrad.relay.equal import structural_equal
 from relay_wgrad.relay.infer import infer_expr, infer_module
@@ -44,7 +44,7 @@ def test_types_are_found_anew_only_where_something_changed(monkeypatch: pytest.M
 
     def lookup(name: str) -> Any:
         asked.append(name)
-        return ops.lookup(name)
+        return records.lookup(name)
 
     monkeypatch.setattr(infer_of, "lookup", lookup)
     once = infer_module(fromtext(f"{HEADER}def @main(%x: {VECTOR}) {{ exp(%x) }}"))

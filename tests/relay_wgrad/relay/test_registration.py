@@ -7,7 +7,7 @@ from tvm import te
 
 from relay_wgrad import relay
 from relay_wgrad.relay import IRModule
-from relay_wgrad.relay.ops import REGISTRY, hooks
+from relay_wgrad.relay.records import REGISTRY, hooks
 
 NAME = "test.scale"
 TEXT = """#[version = "0.0.5"]

@@ -114,7 +114,7 @@ def test_equal_layers_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
         found.append((type(module), gradients))
         return Took(1.0, 1.0), Took(2.0, 2.0), "", ""
 
-    monkeypatch.setattr(optimizing, "measured", measure)
+    monkeypatch.setattr(optimizing, "compared_times", measure)
     rt.optimize(Net(), torch.randn(2, 3, 9, 10))
     assert found == [(nn.Conv2d, True), (nn.Conv2d, True), (nn.ConvTranspose2d, True)]
 

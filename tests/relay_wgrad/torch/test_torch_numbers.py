@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import relay_wgrad.torch as rt
-from relay_wgrad.torch import cache, kernels, narrow
+from relay_wgrad.torch import cache, kernels, mostly_padding
 from tests.support.torch.cases import Config, error, gradients, quick_kernels
 
 F = torch.nn.functional
@@ -149,7 +149,7 @@ def test_narrowing_keeps_what_meets() -> None:
         rows = {(p, r): p * stride - before + r * dilation
                 for p in range(pixels) for r in range(taps)}  # fmt: skip
         want = {key: row for key, row in rows.items() if 0 <= row < size}
-        axis = narrow._narrowed(size, before, pixels, taps, stride, dilation)
+        axis = mostly_padding._narrowed(size, before, pixels, taps, stride, dilation)
         if axis is None:
             assert not want
             continue

@@ -19,7 +19,7 @@ from relay_wgrad.training.options import Options
 from relay_wgrad.training.step import ADJOINT, step_module
 from relay_wgrad.training.stored_layout import kept_in_layout
 from relay_wgrad.training.update import Update
-from relay_wgrad.training.updating import UPDATE
+from relay_wgrad.training.update_functions import UPDATE
 from relay_wgrad.training.whole_step import FOUND, NOT_FINITE, with_update, with_watch
 from tests.support.cuda_source import cuda_source, read_back
 from tests.support.training_models import residual_net

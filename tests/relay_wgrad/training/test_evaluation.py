@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
+from relay_wgrad import extras
 from relay_wgrad.frontend import CrossEntropy, from_torch
 from relay_wgrad.training import Trainer, Update
 from relay_wgrad.training.data import Data
@@ -126,12 +127,10 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None:
             rows.append("closed")
 
-    from relay_wgrad.training import logs
-
     class Module:
         SummaryWriter = Writer
 
-    monkeypatch.setattr(logs, "import_module", lambda name: Module)
+    monkeypatch.setattr(extras, "import_module", lambda name: Module)
     with Log(events=tmp_path / "events", steps=3) as log:
         log.row(step=3, epoch=1, loss=0.5, rate=0.1, seconds=None)
     assert rows == [

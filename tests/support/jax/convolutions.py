@@ -21,7 +21,7 @@ from jax import lax
 
 import relay_wgrad
 from relay_wgrad.frontend import GradientGraph, from_stablehlo
-from relay_wgrad.ops.view import family_def
+from relay_wgrad.ops.call_problem import family_def
 from tests.support.jax.evaluator import evaluated
 from tests.support.problems import relative_error
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.ops.auxiliary import slice_bounds
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from tests.support.problems import torch_reference
 
 Array = np.ndarray[Any, Any]

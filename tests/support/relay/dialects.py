@@ -14,8 +14,8 @@ import numpy as np
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.ast import MetaAttrs
-from relay_wgrad.relay.boxed_values import BoxInt, plain
-from relay_wgrad.relay.ops import lookup
+from relay_wgrad.relay.boxed_values import BoxInt, unboxed
+from relay_wgrad.relay.records import lookup
 from relay_wgrad.relay.rewrite import rewrite
 from relay_wgrad.relay.text import metadata_writer, printer
 from relay_wgrad.relay.text.metadata_writer import MetaTable
@@ -98,8 +98,8 @@ class _Old(printer._Printer):
     def _value(self, value: Any, name: str) -> str:
         if isinstance(value, BoxInt) and self._minor <= 17:
             value = int(value)
-        if self._minor <= 8 and isinstance(plain(value), str):
-            return f'"{plain(value)}"'
+        if self._minor <= 8 and isinstance(unboxed(value), str):
+            return f'"{unboxed(value)}"'
         if self._minor <= 8 and isinstance(value, np.int64):
             return str(int(value))
         return super()._value(value, name)

@@ -18,7 +18,7 @@ from relay_wgrad import relay
 from relay_wgrad.ops.elementwise import by
 from relay_wgrad.relay.ast import children
 from relay_wgrad.relay.iterative_walks import order
-from relay_wgrad.relay.ops import lookup
+from relay_wgrad.relay.records import lookup
 
 Attrs = Mapping[str, Any]
 

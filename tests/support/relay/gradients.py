@@ -8,7 +8,7 @@ from typing import Any
 from tvm import relax
 
 import relay_wgrad
-from relay_wgrad.relay.ops import lookup
+from relay_wgrad.relay.records import lookup
 from relay_wgrad.relay.types import TensorType, TupleType, Type
 from relay_wgrad.transform.grad_paths import without_gradient
 

@@ -10,7 +10,7 @@ from inspect import Parameter
 from pathlib import Path
 
 from relay_wgrad.relay.op import generated
-from relay_wgrad.relay.ops import REGISTRY
+from relay_wgrad.relay.records import REGISTRY
 
 FOLDER = Path(generated.__file__).parent
 NAMES = ("tensor", "nn", "image", "vision", "random", "annotation")

@@ -19,8 +19,8 @@ from ...ast import Call, Tuple
 from ...expr import TupleWrapper, const
 from ...expr_methods import ExprMethods
 from ...make import as_argument, call, of_run
-from ...ops import REGISTRY, REQUIRED, RelayOp
-from ...ops.table import attributes_of_run
+from ...records import REGISTRY, REQUIRED, RelayOp
+from ...records.table import attributes_of_run
 
 # What an attribute may be, by its kind; the tensors are `Expr`.
 TYPES = {

@@ -8,7 +8,7 @@ import pytest
 
 import byoc_cudnn
 from byoc_cudnn import BACKENDS
-from byoc_cudnn.backends.cuda_direct import grouped, warps
+from byoc_cudnn.backends.cuda_direct import grouped, tensor_cores
 from byoc_cudnn.backends.cuda_direct.check import Options
 from byoc_cudnn.backends.cuda_direct.faster import microseconds
 from byoc_cudnn.backends.cuda_direct.grouped import Shape
@@ -46,7 +46,7 @@ def test_they_are_taken_when_asked_for(family: str, kind: ConvKind) -> None:
     assert report.rows() == {f"cuda_direct.{kind.value}": 1}
     _, report = byoc_cudnn.partition(module, ["cudnn", "cuda_direct"], strict=True)
     assert report.rows() == {f"cudnn.{kind.value}": 1}
-    faster = BACKENDS["cuda_direct"].under(Options(faster=True))
+    faster = BACKENDS["cuda_direct"].with_options(Options(faster=True))
     assert faster.takes(problem_of(family, kind))
 
 
@@ -83,8 +83,8 @@ def test_shared_memory_of_several_gpus() -> None:
         shapes = [Shape(*choice.kernel.numbers) for choice in ranked(problem, (), arch)]
         return max(grouped.shared_bytes(problem.kind, shape) for shape in shapes)
 
-    assert most(86) <= warps.SHARED[86] < most(90) <= warps.SHARED[90]
+    assert most(86) <= tensor_cores.SHARED[86] < most(90) <= tensor_cores.SHARED[90]
     for archs in ((80, 90), (86, 90), (80, 86, 89, 90)):
         kernel = choose(problem, (), Options(arch=archs), archs[-1])
         size = grouped.shared_bytes(problem.kind, Shape(*kernel.numbers))
-        assert size <= min(warps.SHARED[arch] for arch in archs)
+        assert size <= min(tensor_cores.SHARED[arch] for arch in archs)

@@ -12,7 +12,7 @@ from byoc_cudnn.backends.cuda_direct.check import check
 from byoc_cudnn.backends.cuda_direct.depthwise import strip_of
 from byoc_cudnn.backends.cuda_direct.depthwise_bands import Bands
 from byoc_cudnn.backends.cuda_direct.kernels import Kernel, source_of
-from byoc_cudnn.backends.cuda_direct.machine import REGISTERS
+from byoc_cudnn.backends.cuda_direct.launch_time import REGISTERS
 from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.building import nvcc
 from byoc_cudnn.building.toolchain import find

@@ -16,7 +16,7 @@ from tvm import relax
 
 import byoc_cudnn
 from relay_wgrad.frontend import TrainingGraph, from_torch
-from relay_wgrad.frontend.sizes import Open, completed, parts, spec_of, variable
+from relay_wgrad.frontend.sizes import Open, completed, factor_and_power, spec_of, variable
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from relay_wgrad.transform import grad
 from tests.support.fast import FAST
@@ -263,15 +263,15 @@ def test_batches_that_are_not_taken(normed: TrainingGraph) -> None:
 
 def test_sizes() -> None:
     n = variable()
-    assert parts(7) == (7, 0)
-    assert parts(n * 14 // 2) == (7, 1)
+    assert factor_and_power(7) == (7, 0)
+    assert factor_and_power(n * 14 // 2) == (7, 1)
     assert spec_of([3, n, n * 36]) == (3, Open(), Open(36))
     assert repr(Open(36)) == "36N"
     with pytest.raises(ValueError, match="no multiple of the batch"):
-        parts(n + 1)
+        factor_and_power(n + 1)
     assert completed([n, -1], [n, 3, 4]) == [n, 12]
     rest = completed([-1, 12], [n, 3, 4])
     assert rest is not None
-    assert parts(rest[0]) == (1, 1)
+    assert factor_and_power(rest[0]) == (1, 1)
     assert completed([5, -1], [n, 3, 4]) is None
     assert completed([n, 13], [n, 3, 4]) is None

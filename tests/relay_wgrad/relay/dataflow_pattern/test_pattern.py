@@ -40,7 +40,6 @@ two = relay.const(2.0)
 _ = wildcard
 
 CONV = is_op("nn.conv2d")(_(), _())
-BIASED = is_op("nn.bias_add")(CONV, _())
 OPTIONAL = CONV.optional(lambda c: is_op("nn.bias_add")(c, _())).optional(is_op("nn.relu"))
 ELEMENTWISE = _().has_attr({"TOpPattern": OpPattern.ELEMWISE})
 DIAMOND = dominates(CONV, ELEMENTWISE(_()), is_op("add")(_(), _()))

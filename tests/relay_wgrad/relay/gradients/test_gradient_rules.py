@@ -17,7 +17,7 @@ from relay_wgrad.relay.ast import Call, Expr, Function, IRModule, Op, Tuple, Tup
 from relay_wgrad.relay.gradients import FAMILIES
 from relay_wgrad.relay.infer import infer_expr
 from relay_wgrad.relay.lower import lower
-from relay_wgrad.relay.ops import REGISTRY, lookup
+from relay_wgrad.relay.records import REGISTRY, lookup
 from relay_wgrad.relay.transform.simplify_inference import NAMES
 from relay_wgrad.relay.types import TensorType, TupleType
 from tests.support.chosen import cases_of

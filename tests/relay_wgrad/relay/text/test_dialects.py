@@ -14,7 +14,7 @@ import byoc_cudnn
 from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.make import call
-from relay_wgrad.relay.ops import REGISTRY, lookup
+from relay_wgrad.relay.records import REGISTRY, lookup
 from relay_wgrad.relay.rewrite import rewrite
 from relay_wgrad.relay.text.attribute_kinds import FIELDS
 from relay_wgrad.relay.text.dialects import GONE, GONE_ATTRS, RENAMED, release_of

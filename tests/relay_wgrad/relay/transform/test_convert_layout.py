@@ -12,7 +12,7 @@ from relay_wgrad import relay
 from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.layout_rules.convert import ROLES
 from relay_wgrad.relay.layout_rules.rules import MAKERS, RULES
-from relay_wgrad.relay.ops import REGISTRY
+from relay_wgrad.relay.records import REGISTRY
 from relay_wgrad.relay.text import astext, fromtext
 from tests.fixtures.relay.inputs import load
 from tests.support.relay.evaluate import evaluate

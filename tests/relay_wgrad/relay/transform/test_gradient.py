@@ -10,7 +10,7 @@ import tvm
 
 from relay_wgrad import relay
 from relay_wgrad.relay import transform
-from relay_wgrad.relay.ops.hooks import GRADIENTS
+from relay_wgrad.relay.records.hooks import GRADIENTS
 from relay_wgrad.relay.text import fromtext
 from tests.support.fast import FAST
 from tests.support.relay.fixtures import load

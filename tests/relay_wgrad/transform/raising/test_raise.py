@@ -14,7 +14,7 @@ from tvm import relax, tirx
 import relay_wgrad
 from legalize.composite import composite
 from relay_wgrad import relay
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import RaiseConvBackward, raise_conv_backward
 from tests.support.gradient_calls import NAMED, problem_module

@@ -13,7 +13,7 @@ from tvm import relax
 import relay_wgrad
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.graph.rebuild import substitute
-from relay_wgrad.ops.view import family_def, problem_of
+from relay_wgrad.ops.call_problem import family_def, problem_of
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.transform import ConvertLayout, grad, raise_conv_backward
 from tests.support.raise_cases import bindings, names, op, program, stock_form
