@@ -148,7 +148,7 @@ class _Steps:
                 held_interrupt(bool(args.save) and args.rank is None) as self.interrupts,
             ):
                 end = trainer.steps + args.steps
-                if self.log.gap and self.data and trainer.steps % self.data.batches == 0:
+                if self._gap() and self.data and trainer.steps % self.data.batches == 0:
                     self._evaluated()  # it was interrupted between a state and its evaluation
                 while trainer.steps < end and not self.interrupts:
                     self._some(self._pause(end), advance)
@@ -191,6 +191,11 @@ class _Steps:
             )
             return False
         return True
+
+    def _gap(self) -> bool:
+        """Whether the log lacks an evaluation; of several processes the first one has it."""
+        group = self.trainer.processes
+        return self.log.gap if group is None else bool(group.sum([self.log.gap])[0])
 
     def _pause(self, end: int) -> int:
         """The step at which an epoch is over."""

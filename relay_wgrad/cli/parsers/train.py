@@ -30,7 +30,7 @@ examples:
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --resume state.safetensors
   python -m relay_wgrad train mine.onnx --data mine.npz --train 'layer4.*,fc' --bn frozen
   python -m relay_wgrad train resnet50 --device cuda --dtype bf16 --batch 256 --steps 100
-  torchrun --nproc-per-node 4 -m relay_wgrad train mine.onnx --device cuda --data flowers/train
+  torchrun --nproc-per-node 4 -m -- relay_wgrad train mine.onnx --device cuda --data flowers/train
 """
 
 

@@ -44,9 +44,11 @@ def command(folder: Path, batch: int, *more: str) -> list[str]:
 
 
 def torchrun(how: Sequence[str], args: Sequence[str]) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", "torch.distributed.run", *how, "-m", "relay_wgrad", *args]
+    launcher = [sys.executable, "-m", "torch.distributed.run", *how, "-m"]
     return subprocess.Popen(
-        program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Without "--" the launcher takes `--log` for the beginning of two options of its own.
+        [*launcher, "--", "relay_wgrad", *args],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, **ENVIRONMENT, "PYTHONPATH": python_path(ROOT)}, start_new_session=True,
     )  # fmt: skip
 
