@@ -106,6 +106,10 @@ class Exchange:
                 bucket.unpack(made)
         return made
 
+    def give_away(self) -> None:
+        """What the last call gave stays as it is: the next one takes other memory."""
+        self._buckets.clear()
+
     def weigh(self, weight: float) -> None:
         """What this process's next batch counts; the step that is run next is this trainer's."""
         self.weight, _running.exchange = weight, self

@@ -245,6 +245,8 @@ class Trainer:
             self._weigh(batch)
             made = threads.run(self.compiled.vm[ADJOINT], *arguments)
             outputs, gradients = self._sized.last.exchanged(made)
+            if self._exchange is not None:
+                self._exchange.give_away()
         pairs = zip(self.graph.trainable, gradients, strict=True)
         return outputs, [self._kept.read(name, gradient) for name, gradient in pairs]
 
@@ -385,7 +387,8 @@ class Trainer:
         assert self.processes is not None
         kinds = {name: f"{v.dtype}{list(v.shape)}" for name, v in self.graph.params.items()}
         self.processes.agree({
-            "the network": self.graph.name, "parameters": kinds,
+            "the network": self.graph.name, "batches of": self.graph.batch_text(),
+            "parameters": kinds,
             "trainable": self.graph.trainable, "optimizer": self.optimizer, "lr": self.lr,
             "update": self.update.text(), "dtype": self.dtype, "loss_scale": self._scale,
             "sync_batch_norm": self._syncs,

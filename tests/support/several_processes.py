@@ -225,6 +225,8 @@ def other_options(folder: Path) -> None:
     name = ("sgd", "momentum")[dist.get_rank() % 2]
     with pytest.raises(ValueError, match="process 0 has optimizer 'sgd', process 1 has 'momentum'"):
         Trainer(graph_of(), FAST, distributed=True, optimizer=name, lr=0.1)
+    with pytest.raises(ValueError, match="process 0 has batches of 'input float64"):
+        Trainer(graph_of(batch=2 + dist.get_rank()), FAST, distributed=True)
     with pytest.raises(ValueError, match="reduction='sum'"):
         Trainer(graph_of("cross_entropy(reduction='sum')"), FAST, distributed=True)
 
@@ -237,7 +239,12 @@ def parameters_of_the_first(folder: Path) -> None:
     trainer.set_state(**start)
     assert is_one(trainer)
     batch = data_of(graph, samples(40)).batch(0)
+    _, gradients = trainer.gradients(batch)
+    found = [gradient.numpy().copy() for gradient in gradients]
     assert trainer.loss(batch) == trainer.step(batch)
+    trainer.step(batch)
+    for gradient, before in zip(gradients, found, strict=True):
+        np.testing.assert_array_equal(gradient.numpy(), before)
 
 
 @check
