@@ -1,11 +1,12 @@
 """`TrainingStep` under PyTorch's wrappers in several processes, beside one that has whole batches.
 
-Run by `run_ranks` of `tests.support.processes`.
+Run by `run_ranks` of `tests.support.processes`, with names of `CHECKS`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -129,15 +130,15 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
-def main() -> None:
+def main(*names: str) -> None:
     relay_wgrad.register()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for name, check in CHECKS.items():
-        check()
+    for name in names:
+        CHECKS[name]()
         print(f"{name}: as one process", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
