@@ -118,12 +118,12 @@ class Trainer:
         self.skipped = 0  # steps left out because of a gradient that was not finite
         self.good_steps = 0  # since the loss scale changed
         self.processes: Processes | None = None
-        self._syncs = bool(sync_batch_norm)
+        self._syncs = truth("Trainer: sync_batch_norm", sync_batch_norm)
         self._exchange: Exchange | None = None
         if truth("Trainer: distributed", distributed):
             check_loss(graph)
             device = local_device(device)
-        if truth("Trainer: sync_batch_norm", sync_batch_norm) and not distributed:
+        elif self._syncs:
             raise ValueError("sync_batch_norm=True: is for several processes: distributed=True")
         self.place = place(device, on_gpu)
         if distributed:
@@ -139,7 +139,7 @@ class Trainer:
             self._scale is not None, self._dynamic, own, self._transfers, self._exchange,
         )  # fmt: skip
         trained = graph
-        if sync_batch_norm and self.processes is not None:
+        if self._syncs and self.processes is not None:
             trained = synchronized(graph, self.processes.world)
         self._sized = BySize(trained, self.place, self._recipe.made, progress)
         if self._sized.is_one:
