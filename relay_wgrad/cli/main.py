@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
+from ..training.processes import launched_rank
 from .arguments import Parser, WrongArgumentsError
 
 _PROG = "python -m relay_wgrad"
@@ -79,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 2
             if not isinstance(error, REPORTED):
                 raise
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            rank = launched_rank()
+            which = "" if rank is None else f"process {rank}: "
+            print(f"{which}{type(error).__name__}: {error}", file=sys.stderr)
             return 1
     return code
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,12 +19,13 @@ from legalize import compare
 from legalize.cpu import host_target
 
 from .. import output, registry
-from ..cores import configure_threads
+from ..cores import configure_threads, usable_cores
 from ..display import Display, print_whole, warn
 from ..frontend import to_onnx
 from ..inspection.partial_training import left_out
 from ..problem import ConvProblem
-from ..training import state
+from ..training import processes, state
+from ..training.data import WHOLE
 from ..training.devices import place
 from ..training.trainer import Trainer
 from ..training.update import Update
@@ -45,6 +48,17 @@ _ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float1
 
 def run(args: argparse.Namespace) -> int:
     """Trains; 1 where the loss did not come down or a kernel is wrong."""
+    args.device, args.rank = processes.local_device(args.device), processes.launched_rank()
+    with contextlib.ExitStack() as silence:
+        if args.rank:  # the first of several processes prints and writes
+            args.quiet, args.log, args.tensorboard = True, None, None
+            args.json = args.export = None
+            nowhere = silence.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            silence.enter_context(contextlib.redirect_stdout(nowhere))
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     output.check_all(
         {"--save": args.save, "--export": args.export, "--json": args.json, "--log": args.log},
         {"MODEL": args.model, "--data": args.data, "--test": args.test, "--resume": args.resume},
@@ -63,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     if args.device == "cpu" and chosen:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise arguments.WrongArgumentsError(f"{options}: for a GPU, but --device is cpu")
+    if args.sync_batch_norm and args.rank is None:
+        raise arguments.WrongArgumentsError("--sync-batch-norm: for several processes, by torchrun")
     if args.save:
         state.check_safetensors()
     args.started, args.saved_update = 0, Update()
@@ -87,9 +103,13 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     registry.register()
 
     report = Display(args.quiet)
-    threads, target = configure_threads(), host_target()
+    several = args.rank is not None
+    cores = processes.shared_cores(len(usable_cores())) if several else None
+    threads, target = configure_threads(cores), host_target()
     on_gpu = options_of(args)
-    place(args.device, on_gpu)  # what it refuses, now
+    device = place(args.device, on_gpu).name  # what it refuses, now
+    group = processes.Processes.join(device) if several else None
+    args.shard = WHOLE if group is None else (group.rank, group.world)
     figures: dict[str, Any] = {"arguments": arguments.vars_of(args), "tvm": tvm.__version__,
                                "threads": threads}  # fmt: skip
     with report.progress:
@@ -114,11 +134,13 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             trainer = Trainer(
                 graph, args.device, optimizer=args.optimizer, lr=args.lr, update=update,
                 dtype=args.dtype, loss_scale=args.loss_scale, layout=args.layout, seed=args.seed,
-                on_gpu=on_gpu, progress=begin,
+                on_gpu=on_gpu, distributed=several,
+                sync_batch_norm=args.sync_batch_norm, progress=begin,
             )  # fmt: skip
         where = trainer.place
         figures.update(
-            batch=graph.batch, weights=graph.weights, compile_seconds=time.perf_counter() - start,
+            batch=graph.batch, processes=args.shard[1], weights=graph.weights,
+            compile_seconds=time.perf_counter() - start,
             device=where.name, notes=where.notes,
             target=str(where.device.device_name if where.is_gpu else target),
         )  # fmt: skip
@@ -128,14 +150,15 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         told = len(where.notes)
         ok = run_steps(args, report, trainer, data, figures)
         report.notes(where.notes[told:])  # such as why steps are no graph
-        with report.part("timing every kernel"):
-            kernels = trainer.profile(graph.random_batch(args.seed))
-        figures["kernel_seconds"] = kernels
         opinions: dict[str, Any] = {}
-        if where.is_gpu and not args.no_check:
-            ok = _check_step(args, report, trainer, figures) and ok
-        elif not args.no_check:
-            opinions = _check(report, trainer, target)
+        if group is None:
+            agrees, opinions = _kernels(args, report, trainer, target, figures)
+            ok = ok and agrees
+    if group is not None:  # of the kernels a single process tells
+        group.leave()
+        if rate := figures["images_per_second"]:
+            report.out.print(f"{group.world} processes: {rate:.3g} images/s")
+        return figures, ok
     print_report(report, graph, trainer, figures, opinions)
     warn(trainer.compiled.scatter)
     figures["convolutions"] = [row(conv, opinions) for conv in trainer.compiled.convolutions]
@@ -144,6 +167,20 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         worst = max(wrong, key=lambda o: o.error)
         report.out.print(f"[red]{len(wrong)} kernels disagree, the worst: {worst.problem}[/]")
     return figures, ok and not wrong
+
+
+def _kernels(
+    args: argparse.Namespace, report: Display, trainer: Trainer, target: Any,
+    figures: dict[str, Any],
+) -> tuple[bool, dict[str, Any]]:  # fmt: skip
+    """Times every kernel, and checks them: (whether a GPU's step agrees, second opinions)."""
+    with report.part("timing every kernel"):
+        figures["kernel_seconds"] = trainer.profile(trainer.graph.random_batch(args.seed))
+    if args.no_check:
+        return True, {}
+    if trainer.place.is_gpu:
+        return _check_step(args, report, trainer, figures), {}
+    return True, _check(report, trainer, target)
 
 
 def _check_step(

@@ -39,11 +39,12 @@ def samples_of(
     args: argparse.Namespace, path: str, graph: TrainingGraph, least: int | None = None
 ) -> Samples:
     """Those of a file or of a folder of images.  Raises as `Data` and `ImageFolder` do."""
+    how: dict[str, Any] = {"least": least, "shard": args.shard}
     if not Path(path).is_dir():
-        return Data.load(path, graph, args.seed, least=least)
+        return Data.load(path, graph, args.seed, **how)
     reading = Reading() if args.augment is None else Reading(args.augment)
     given = {name: getattr(args, name) for name in ("mean", "std") if getattr(args, name)}
-    return ImageFolder(graph, path, args.seed, replace(reading, **given), least=least)
+    return ImageFolder(graph, path, args.seed, replace(reading, **given), **how)
 
 
 def options_of(args: argparse.Namespace) -> Options:
@@ -90,9 +91,13 @@ def started(args: argparse.Namespace, graph: TrainingGraph, data: Samples | None
     if not args.resume and graph.weights == "seeded":
         weights = f"random, by seed {args.seed}"
     samples = f"one random batch of {graph.batch}, by seed {args.seed}"
+    if args.shard[1] > 1:
+        samples += f", another one in each of {args.shard[1]} processes"
     if data is not None:
-        samples = f"{data.samples} of {args.data}, {data.batches} batches of {graph.batch} an epoch"
-        if left := data.samples % graph.batch:
+        processes = args.shard[1]
+        size = f"{processes} x {graph.batch}" if processes > 1 else str(graph.batch)
+        samples = f"{data.samples} of {args.data}, {data.batches} batches of {size} an epoch"
+        if left := data.samples % (graph.batch * processes):
             samples += f", {left} left over, other ones each time"
     return "\n".join([f"weights: {weights}; samples: {samples}", *graph.notes])
 
@@ -130,7 +135,7 @@ class _Steps:
         self.evaluations: list[dict[str, float]] = []
         self.memory = Memory(trainer.place.memory)
         # The first and the last loss have the same masks; each step between draws its own.
-        self.fixed = trainer.graph.random_batch(args.seed)
+        self.fixed = trainer.graph.random_batch(args.seed + args.shard[0])
         drawn = {spec.name for spec in trainer.graph.inputs if spec.kind in DRAWN}
         self.plain = {name: v for name, v in self.fixed.items() if name not in drawn}
 
@@ -139,10 +144,11 @@ class _Steps:
         try:
             with (
                 self.report.part("training", args.steps) as advance,
-                held_interrupt(bool(args.save)) as self.interrupts,
+                # Of several processes one would stop where the others have begun another step.
+                held_interrupt(bool(args.save) and args.rank is None) as self.interrupts,
             ):
                 end = trainer.steps + args.steps
-                if self.log.gap and self.data and trainer.steps % self.data.batches == 0:
+                if self._gap() and self.data and trainer.steps % self.data.batches == 0:
                     self._evaluated()  # it was interrupted between a state and its evaluation
                 while trainer.steps < end and not self.interrupts:
                     self._some(self._pause(end), advance)
@@ -168,11 +174,11 @@ class _Steps:
             told += [f"saved to {args.export}", f"which is for {mode_of(model)}"]
         if told and not args.quiet:
             print("\n".join(told), file=sys.stderr)
-        times = self.times
+        times, images = self.times, trainer.graph.batch * args.shard[1]
         figures.update(
             losses=losses, step_seconds=times, peak_bytes=self.memory.most,
             skipped=trainer.skipped, evaluations=self.evaluations,
-            images_per_second=trainer.graph.batch / statistics.median(times) if times else None,
+            images_per_second=images / statistics.median(times) if times else None,
             plans=trainer.compiled.plans(),
             planned_bytes=trainer.compiled.planned_bytes, learning_rate=trainer.lr,
             layout_changes=trainer.layout_changes[1],
@@ -185,6 +191,11 @@ class _Steps:
             )
             return False
         return True
+
+    def _gap(self) -> bool:
+        """Whether the log lacks an evaluation; of several processes the first one has it."""
+        group = self.trainer.processes
+        return self.log.gap if group is None else bool(group.sum([self.log.gap])[0])
 
     def _pause(self, end: int) -> int:
         """The step at which an epoch is over."""
@@ -217,7 +228,7 @@ class _Steps:
             rate = trainer.update.rate(trainer.lr, step)
             epoch = None if data is None else step // data.batches + 1  # the one that it is in
             self.log.row(step=step, epoch=epoch, loss=loss, rate=rate, seconds=seconds)
-            advance(_pace(trainer, self.times, self.memory))
+            advance(_pace(trainer, self.times, self.memory, self.args.shard[1]))
 
     def _after(self, last: bool = False) -> None:
         """At an epoch's end, and at the last step: saves and evaluates."""
@@ -266,13 +277,13 @@ def _evaluator(args: argparse.Namespace, report: Display, trainer: Trainer) -> A
                 )
         evaluator = Evaluator(
             graph, trainer.place.name, dtype=args.dtype, layout=args.layout,
-            on_gpu=options_of(args), progress=begin,
+            on_gpu=options_of(args), distributed=args.rank is not None, progress=begin,
         )  # fmt: skip
     return lambda params: evaluator(params, data)
 
 
-def _pace(trainer: Trainer, times: list[float], memory: Memory) -> str:
+def _pace(trainer: Trainer, times: list[float], memory: Memory, processes: int) -> str:
     """For the progress: images a second of the last steps, and memory."""
-    last = times[-CHECK_EVERY:]
-    rate = f"{trainer.graph.batch * len(last) / sum(last):.3g} images/s, " if last else ""
+    last, images = times[-CHECK_EVERY:], trainer.graph.batch * processes
+    rate = f"{images * len(last) / sum(last):.3g} images/s, " if last else ""
     return f": {rate}{memory.now / 2**30:.1f} GiB"

@@ -185,13 +185,17 @@ class TrainingGraph:
             for index, spec in enumerate(self.inputs)
         }
 
-    def draws(self, seed: int, step: int, batch: int | None = None) -> dict[str, Array]:
+    def draws(
+        self, seed: int, step: int, batch: int | None = None, rank: int = 0
+    ) -> dict[str, Array]:
         """Dropout's masks and other random inputs of one step; no others.
 
         batch : how many images, where that is open.
+        rank : of several processes, which draw different ones.
         """
+        of = [rank] if rank else []
         return {
-            spec.name: spec.random(np.random.default_rng([seed, step, index]), batch=batch)
+            spec.name: spec.random(np.random.default_rng([seed, step, index, *of]), batch=batch)
             for index, spec in enumerate(self.inputs)
             if spec.kind in DRAWN
         }

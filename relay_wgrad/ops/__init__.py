@@ -16,6 +16,7 @@ from . import (
     conv_backward_data,
     conv_backward_weight,
     conv_transpose,
+    process_mean,
     resample,
 )
 
@@ -26,5 +27,6 @@ FAMILY: dict[str, OpDef] = {
 LINES: dict[str, OpDef] = {home.DEFS[1].name: home.DEFS[1] for home in (conv, conv_transpose)}
 NORMS: dict[str, OpDef] = {d.name: d for d in (batch_norm_train.DEF, batch_norm_train_backward.DEF)}
 ALL: tuple[OpDef, ...] = (
-    *FAMILY.values(), *LINES.values(), *NORMS.values(), resample.DEF, *auxiliary.DEFS
+    *FAMILY.values(), *LINES.values(), *NORMS.values(), resample.DEF, process_mean.DEF,
+    *auxiliary.DEFS,
 )  # fmt: skip

@@ -101,6 +101,7 @@ class Program:
 
         self.device = _device(module, inputs)
         _check_norms(module)
+        _check_sharding(module)
         reads, self.lost, self.notes = Reads(module), hooks_lost(module), []
         try:
             if self.lost:
@@ -343,6 +344,17 @@ def _check_norms(module: torch.nn.Module) -> None:
             raise ValueError(
                 f"TrainingStep: {name or 'the module'} has momentum=None, so its statistics depend"
                 " on the number of batches: give it a momentum"
+            )
+
+
+def _check_sharding(module: torch.nn.Module) -> None:
+    """Raises ValueError where parameters are views of one whose memory comes and goes."""
+    for part in module.modules():
+        sharded = getattr(part, "_is_fsdp_managed_module", False)
+        if sharded and not getattr(part, "_fsdp_use_orig_params", True):
+            raise ValueError(
+                "TrainingStep: FullyShardedDataParallel needs use_orig_params=True here; or take"
+                " fully_shard"
             )
 
 

@@ -19,9 +19,12 @@ from ..frontend import InputSpec, TrainingGraph
 from ..frontend.graph import TRAINING_GRAPH, check_labels
 from ..frontend.weights import Array, as_array
 from .arrays_file import ArraysFile
+from .schedules import is_count
 
 SAMPLED = ("data", "labels", "target")
 """Kinds of inputs that have a value for each sample; masks are drawn anew for each batch."""
+Shard = tuple[int, int]
+WHOLE: Shard = (0, 1)
 _NAMED = 8  # of a file's arrays, in an error
 
 
@@ -39,6 +42,8 @@ class Data:
     size : samples in a batch, of a graph whose batch is open.
     drop_last : whether what is left over of an epoch after whole batches is not a batch; where the
         graph's batch is open it may be one.
+    shard : (rank, processes): of several processes each has its part of what would be one's batch
+        of `processes` times the size; of what is left over parts of nearly the same size.
 
     Raises
     ------
@@ -56,9 +61,11 @@ class Data:
         least: int | None = None,
         size: int | None = None,
         drop_last: bool = True,
+        shard: Shard = WHOLE,
     ) -> None:
         self.graph, self.seed = graph, seed
         self.size, self.drop_last = size_of(graph, size, drop_last), drop_last
+        self.shard = shard_of(shard)
         check_type("samples: least", least, (int, np.integer, type(None)), "a number of samples")
         check_type("samples: arrays", arrays, (Mapping, ArraysFile), "a dict of arrays by name")
         origin = repr(arrays.path) if isinstance(arrays, ArraysFile) else graph.name
@@ -76,11 +83,7 @@ class Data:
         self.samples = min(lengths.values())
         if len({*lengths.values()}) > 1:
             raise ValueError(f"{origin}: not the same number of samples in each: {lengths}")
-        if self.samples < (self.size if least is None else least):
-            raise ValueError(
-                f"{origin}: {self.samples} samples are less than a batch of {self.size}"
-            )
-        check_last(self)
+        check_count(self, origin, least)
 
     @classmethod
     def load(
@@ -92,6 +95,7 @@ class Data:
         least: int | None = None,
         size: int | None = None,
         drop_last: bool = True,
+        shard: Shard = WHOLE,
     ) -> Data:
         """Of a file that `numpy.savez` wrote; arrays that the graph does not take are not read.
 
@@ -99,7 +103,9 @@ class Data:
         class does.
         """
         with ArraysFile(path) as arrays:
-            return cls(graph, arrays, seed, least=least, size=size, drop_last=drop_last)
+            return cls(
+                graph, arrays, seed, least=least, size=size, drop_last=drop_last, shard=shard
+            )  # fmt: skip
 
     @property
     def batches(self) -> int:
@@ -123,12 +129,12 @@ class Data:
 
     def _of(self, chosen: Any, step: int) -> dict[str, Array]:
         out: dict[str, Array] = {}
-        for index, spec in enumerate(self.graph.inputs):
+        drawn = self.graph.draws(self.seed, step, len(chosen), self.shard[0])
+        for spec in self.graph.inputs:
             if spec.kind in SAMPLED:
                 out[spec.name] = self.arrays[spec.name][chosen].astype(spec.dtype)
             else:
-                rng = np.random.default_rng([self.seed, step, index])
-                out[spec.name] = spec.random(rng, batch=len(chosen))
+                out[spec.name] = drawn[spec.name]
         return out
 
 
@@ -161,22 +167,52 @@ def size_of(graph: TrainingGraph, size: int | None, drop_last: bool) -> int:
     return size
 
 
+def shard_of(given: Any) -> Shard:
+    """(rank, processes).  Raises TypeError for what is no pair, ValueError for other numbers."""
+    check_type("samples: shard", given, tuple, "(rank, processes)")
+    if len(given) != 2 or not is_count(given[1], 1) or not is_count(given[0], 0):
+        raise ValueError(f"samples: shard must be (rank, processes), got {given!r}")
+    if given[0] >= given[1]:
+        raise ValueError(f"samples: shard's rank must be below its processes, got {given!r}")
+    return int(given[0]), int(given[1])
+
+
+def _whole_size(data: Any) -> int:
+    """Samples in a batch of all processes."""
+    return int(data.size * data.shard[1])
+
+
 def batches_of(data: Any) -> int:
-    """Batches in an epoch, of data with `samples`, `size` and `drop_last`."""
-    return int(data.samples // data.size if data.drop_last else -(-data.samples // data.size))
+    """Batches in an epoch, of data with `samples`, `size`, `shard` and `drop_last`."""
+    size = _whole_size(data)
+    return int(data.samples // size if data.drop_last else -(-data.samples // size))
 
 
-def check_last(data: Any) -> None:
-    """Raises ValueError for a short last batch that the graph does not take."""
-    if not data.drop_last and (left := data.samples % data.size):
-        data.graph.limits.check(data.graph.name, left)
+def check_count(data: Any, origin: str, least: int | None) -> None:
+    """Raises ValueError for fewer samples than there must be, by default a batch, and for a short
+    last batch that the graph does not take."""
+    size, processes = _whole_size(data), data.shard[1]
+    if data.samples < (size if least is None else least):
+        each = f" for each of {processes} processes" if processes > 1 else ""
+        raise ValueError(
+            f"{origin}: {data.samples} samples are less than a batch of {data.size}{each}"
+        )
+    if not data.drop_last and (left := data.samples % size):
+        if left < processes:
+            raise ValueError(
+                f"{origin}: a last batch of {left} samples is less than one for each of"
+                f" {processes} processes; drop_last=True leaves it out"
+            )
+        for part in {left // processes, -(-left // processes)}:
+            data.graph.limits.check(data.graph.name, part)
 
 
 def order_of(data: Any, step: int) -> Any:
     """The samples of a step's batch, of data that also has `seed` and `batches`."""
     epoch, at = divmod(step, data.batches)
-    order = _order(data.seed, epoch, data.samples)
-    return order[at * data.size : (at + 1) * data.size]
+    order, size = _order(data.seed, epoch, data.samples), _whole_size(data)
+    rank, processes = data.shard
+    return np.array_split(order[at * size : (at + 1) * size], processes)[rank]
 
 
 def part_of(data: Any, index: int) -> tuple[list[int], int]:

@@ -15,13 +15,14 @@ import tvm
 from tvm.target import Target
 
 from .. import threads
-from ..argument_types import check_type
+from ..argument_types import check_type, checked_bool
 from ..frontend import TrainingGraph
 from ..frontend.loss_graph import loss_alone
 from .compiled import Compiled, Progress, silent
 from .devices import compiled_here, place
 from .forward_backward import two_parts
 from .options import Options
+from .processes import Processes, local_device
 from .size_cache import BySize
 from .step import ADJOINT
 
@@ -41,6 +42,8 @@ class Evaluator:
     graph : imported with `bn="eval"`, and without dropout and random inputs; else it evaluates as
         it trains.
     device, dtype, layout, on_gpu, progress : as of `Trainer`.
+    distributed : whether several processes, as of a trainer's, each take a part of the batches;
+        all get the same evaluation.
 
     Raises as `Trainer` does.
     """
@@ -53,9 +56,14 @@ class Evaluator:
         dtype: str | None = None,
         layout: str | None = None,
         on_gpu: Options | None = None,
+        distributed: bool = False,
         progress: Progress = silent,
     ) -> None:
+        device = (
+            local_device(device) if checked_bool("Evaluator: distributed", distributed) else device
+        )
         self.graph, self.place = graph, place(device, on_gpu)
+        self.processes = Processes.join(self.place.name) if distributed else None
         self._dtype = dtype
         self._layout = self.place.layout if layout is None else layout
         self._of_counts: dict[int, Any] = {}  # programs of the loss of a part of a batch
@@ -105,14 +113,17 @@ class Evaluator:
         losses: list[float] = []
         weights: list[int] = []
         right = asked = 0
-        for index in range(data.parts):
+        rank, step = 0, 1
+        if self.processes is not None:
+            rank, step = self.processes.rank, self.processes.world
+        for index in range(rank, data.parts, step):
             batch, count = data.part(index)
             values = [self._tensor(v) for v in self.graph.batch_values(batch)]
             vm = self._sized.for_batch(batch).vm
             with self.place.memory_errors():
                 outputs = threads.run(vm[ADJOINT], *values, *given)
             is_whole = self.graph.is_open or count == data.size
-            if is_whole or self.graph.loss is not None or not losses:
+            if is_whole or self.graph.loss is not None or index == 0:
                 loss = outputs[0] if is_whole else self._of_some(outputs, batch, count)
                 losses.append(float(loss.numpy()) * count)
                 weights.append(count)
@@ -124,8 +135,11 @@ class Evaluator:
                     counts = wanted != labels.ignored
                 right += int(((found == wanted) & counts).sum())
                 asked += int(counts.sum())
-        accuracy = right / asked if asked else math.nan
-        return Evaluation(math.fsum(losses) / sum(weights), accuracy, sum(weights))
+        sums = [math.fsum(losses), sum(weights), right, asked]
+        if self.processes is not None:
+            sums = self.processes.sum(sums)
+        loss, samples, hits, labelled = sums
+        return Evaluation(loss / samples, hits / labelled if labelled else math.nan, int(samples))
 
     def _of_some(self, outputs: Any, batch: Mapping[str, Any], count: int) -> Any:
         """The loss of a batch's first samples; of all, where it is the model's own."""

@@ -22,7 +22,7 @@ import numpy as np
 from ..extras import extra_module
 from ..frontend import TrainingGraph
 from ..frontend.weights import Array
-from .data import batches_of, check_last, order_of, part_of, size_of
+from .data import WHOLE, Shard, batches_of, check_count, order_of, part_of, shard_of, size_of
 from .options import AUGMENT
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -69,7 +69,7 @@ class ImageFolder:
     seed : of the order, the parts that are cut out, and dropout's masks: a batch depends on the
         seed and its step alone.
     reading : how images become numbers.
-    least, size, drop_last : as of `Data`.
+    least, size, drop_last, shard : as of `Data`.
     threads : that read; by default as many as there are cores, 8 at most.
 
     Raises
@@ -90,10 +90,12 @@ class ImageFolder:
         least: int | None = None,
         size: int | None = None,
         drop_last: bool = True,
+        shard: Shard = WHOLE,
         threads: int | None = None,
     ) -> None:
         self._image = extra_module("PIL.Image", "folders of images need Pillow", "images")
         self.size, self.drop_last = size_of(graph, size, drop_last), drop_last
+        self.shard = shard_of(shard)
         self.graph, self.seed, self.folder = graph, seed, Path(folder)
         self.reading = Reading() if reading is None else reading
         self._input, self._labels, self._mode = _inputs(graph)
@@ -116,12 +118,7 @@ class ImageFolder:
                 )
             self.files += [(path, label) for path in found]
         self.samples = len(self.files)
-        if self.samples < (self.size if least is None else least):
-            raise ValueError(
-                f"{os.fspath(folder)!r}: {self.samples} samples are less than a batch of"
-                f" {self.size}"
-            )
-        check_last(self)
+        check_count(self, repr(os.fspath(folder)), least)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._pool = ThreadPoolExecutor(threads or min(cores, 8), "relay_wgrad.images")
         self._coming: dict[int, list[Future[Array]]] = {}
@@ -163,7 +160,7 @@ class ImageFolder:
             self._input.name: np.stack(images),
             self._labels.name: np.array(labels, self._labels.dtype),
         }
-        drawn = self.graph.draws(self.seed, step, len(images))
+        drawn = self.graph.draws(self.seed, step, len(images), self.shard[0])
         return {spec.name: {**drawn, **whole}[spec.name] for spec in self.graph.inputs}
 
     def _read(self, index: int, epoch: int | None = None) -> Array:

@@ -6,7 +6,7 @@ them from one another (`trainer.Trainer`), in the same axes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from .places import Place
 from .step import ADJOINT, changes, converted, step_module
 from .stored_layout import Axes, kept_in_layout
 from .update import Update, rates_spec
-from .whole_step import Run, WholeStep, with_update, with_watch
+from .whole_step import Means, Run, WholeStep, with_update, with_watch
 
 
 @dataclass
@@ -32,6 +32,7 @@ class SizedStep:
     layout_changes : in the step, before and after its conversion.
     axes : of parameters, as `stored_layout.kept_in_layout` gives them.
     step : called with (inputs and rates, parameters, state, control) it gives the last three anew.
+    exchanged : (outputs, gradients) of `main_adjoint` as of all processes' batches.
     places : of the trainer's transfers, for batches of this size.
     """
 
@@ -40,6 +41,7 @@ class SizedStep:
     axes: Axes
     compiled: Compiled
     step: Run
+    exchanged: Callable[[Any], tuple[Any, Any]]
     places: Any
 
 
@@ -49,6 +51,7 @@ class Recipe:
 
     own : how many tensors of state the optimizer's rule has.
     transfers: how batches get to the device.
+    means : over several processes, as of `WholeStep`.
     axes : of parameters, by the first step that was made.
     """
 
@@ -63,6 +66,7 @@ class Recipe:
     dynamic: bool
     own: int
     transfers: Any
+    means: Means | None = None
     axes: Axes | None = None
     fixed: Fixed = field(default_factory=Fixed)
     _work: Work | None = field(default=None, init=False)
@@ -100,16 +104,21 @@ class Recipe:
             mod = with_watch(mod, graph)
         with place.memory_errors():
             compiled = place.compile(mod, progress)
-            whole = WholeStep(compiled.vm.__getitem__, graph, **how, own=self.own)
+            whole = WholeStep(
+                compiled.vm.__getitem__, graph, **how, own=self.own, means=self.means
+            )  # fmt: skip
             step = self._repeated(mod, whole)
             taken = replace(graph, inputs=(*graph.inputs, rates_spec(graph, self.update)))
             places = self.transfers.places(taken.inputs)
         self.axes = axes
-        return SizedStep(mod, layout_changes, axes, compiled, step, places)
+        return SizedStep(mod, layout_changes, axes, compiled, step, whole.exchanged, places)
 
     def _repeated(self, mod: tvm.IRModule, step: WholeStep) -> Run:
         """The step as a CUDA graph, where it can be one."""
         if self.place.work is None:
+            return step
+        if self.means is not None:  # which PyTorch's process group computes, in streams of its own
+            self.place.notes.append("steps are not one CUDA graph: several processes take part")
             return step
         if reason := refusal(mod, step.functions):
             self.place.notes.append(f"steps are not one CUDA graph: {reason}")

@@ -61,10 +61,19 @@ def _check_trainer(what: str, trainer: Any) -> None:
 def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     """Writes the state; an old file stays whole until the new one is complete.
 
+    Of several processes all call it, the first one writes, and all hear of its errors.
+
     Raises OSError for a path that cannot be written, ModuleNotFoundError without the extra,
     TypeError for what is no trainer.
     """
     _check_trainer("save", trainer)
+    if trainer.processes is None:
+        _save(trainer, path)
+    else:
+        trainer.processes.by_first(lambda: _save(trainer, path))
+
+
+def _save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     tensors = {name: value.numpy() for name, value in _by_name(trainer.params).items()}
     tensors |= {f"{_OPTIMIZER}{i}": value.numpy() for i, value in enumerate(trainer.state)}
     now = trainer.progress()

@@ -15,13 +15,16 @@ import tvm
 from tvm.target import Target
 
 from .. import threads
+from ..argument_types import checked_bool
 from ..frontend import TrainingGraph
 from . import loss_scale as scales
 from .compiled import Compiled, Progress, silent
 from .devices import place
+from .exchange import Exchange, check_loss, synchronized, weight_of
 from .kernel_profile import profiled
 from .optim import Rate, default_lr, optimizer_for, state_of
 from .options import Options
+from .processes import Processes, local_device
 from .size_cache import BySize
 from .sized_step import Recipe, SizedStep
 from .step import ADJOINT
@@ -64,6 +67,13 @@ class Trainer:
     seed : of dropout's masks and other random inputs, which each step draws anew where its batch
         has none.
     on_gpu : how convolutions are computed on a GPU: `relay_wgrad.training.options.Options`.
+    distributed : whether several processes train together, each on batches of its own of which
+        gradients, losses and running statistics are the means; needs PyTorch.  The group is
+        PyTorch's default one, or begins by what `torchrun` says; "cuda" is the GPU of the process's
+        number there.  All start with the first one's parameters, and each calls `step`, `train`,
+        `gradients`, `loss`, `set_state` and what saves as often as the others.
+    sync_batch_norm : of several processes: batches are normalized in training by the mean and
+        variance of all processes' batches, which must be of one fixed size.
     progress : called with a few words before each part that may take long: "differentiating",
         "generating kernels" or "partitioning", "compiling", and the conversion of the layout where
         there is one; with "for 3 images" where it is for a number that has just come.
@@ -94,6 +104,8 @@ class Trainer:
         layout: str | None = None,
         seed: int = 0,
         on_gpu: Options | None = None,
+        distributed: bool = False,
+        sync_batch_norm: bool = False,
         progress: Progress = silent,
     ) -> None:
         self.update = update = checked(graph, update, seed)
@@ -106,18 +118,35 @@ class Trainer:
         self.optimizer, self.steps = optimizer, 0
         self.skipped = 0  # steps left out because of a gradient that was not finite
         self.good_steps = 0  # since the loss scale changed
+        self.processes: Processes | None = None
+        self._syncs = checked_bool("Trainer: sync_batch_norm", sync_batch_norm)
+        self._exchange: Exchange | None = None
+        if checked_bool("Trainer: distributed", distributed):
+            check_loss(graph)
+            device = local_device(device)
+        elif self._syncs:
+            raise ValueError("sync_batch_norm=True: is for several processes: distributed=True")
         self.place = place(device, on_gpu)
+        if distributed:
+            self.processes = Processes.join(self.place.name)
+            self._exchange = Exchange(self.processes)
+            self._agree()
         own = len(rule.state)
         with self.place.memory_errors():
             self._transfers = self.place.transfers()
         self._recipe = Recipe(
             self.place, optimizer, self.lr, update, dtype, checkpoint,
             self.place.layout if layout is None else layout,
-            self._scale is not None, self._dynamic, own, self._transfers,
+            self._scale is not None, self._dynamic, own, self._transfers, self._exchange,
         )  # fmt: skip
-        self._sized = BySize(graph, self.place, self._recipe.made, progress)
+        trained = graph
+        if self._syncs and self.processes is not None:
+            trained = synchronized(graph, self.processes.world)
+        self._sized = BySize(trained, self.place, self._recipe.made, progress)
         if self._sized.is_one:
-            self._sized.for_batch()
+            group = None if self.place.is_gpu else self.processes  # a GPU's are not kept
+            with contextlib.nullcontext() if group is None else group.in_turn():
+                self._sized.for_batch()
         with self.place.memory_errors():
             whose = state_of(graph.trainable, optimizer, own)
             summed = graph.trainable if update.accumulate > 1 else ()
@@ -129,6 +158,8 @@ class Trainer:
             self._state: Any = [kept.put(*pair) for pair in zip(whose, rule.state, strict=True)]
             self._state += [kept.put(name, 0 * graph.params[name]) for name in summed]
             self._state += [kept.put(name, graph.params[name]) for name in averaged]
+        if self.processes is not None:
+            self.processes.take_firsts([*self._params.all, *self._state])
         self._stands = False  # somebody has been told that the schedule is over
         self._control: Any = None  # on the device; None where the numbers here are what counts
         self.step_seconds = math.nan  # of the last step whose loss was read
@@ -206,10 +237,17 @@ class Trainer:
         return given + scale
 
     def gradients(self, batch: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Any, Any]:
-        """(the outputs of `main`, the gradients by `graph.trainable`) at the present parameters."""
+        """(the outputs of `main`, the gradients by `graph.trainable`) at the present parameters.
+
+        Of several processes loss, new statistics and gradients are the means over them.
+        """
         with self.place.memory_errors():
             arguments = self.arguments(batch)
-            outputs, gradients = threads.run(self.compiled.vm[ADJOINT], *arguments)
+            self._weigh(batch)
+            made = threads.run(self.compiled.vm[ADJOINT], *arguments)
+            outputs, gradients = self._sized.last.exchanged(made)
+            if self._exchange is not None:
+                self._exchange.give_away()
         pairs = zip(self.graph.trainable, gradients, strict=True)
         return outputs, [self._kept.read(name, gradient) for name, gradient in pairs]
 
@@ -290,6 +328,9 @@ class Trainer:
         values = self._params.taken(params)
         self._state = self._kept.put_state(state, self._state)
         self._params.all = values
+        if self.processes is not None:
+            self.processes.agree({"steps": steps, "skipped": skipped, "loss_scale": loss_scale})
+            self.processes.take_firsts([*self._params.all, *self._state])
         self.steps, self.skipped, self._control = steps, skipped, None
         if self._dynamic and loss_scale is not None:
             self._scale, self.good_steps = loss_scale, good_steps
@@ -302,7 +343,8 @@ class Trainer:
         images = self.graph.images(batch)
         if images is None and self.graph.is_open:  # who has no data; which says so
             return list(self.graph.batch_values(batch))
-        whole = {**self.graph.draws(self.seed, self.steps, images), **batch}
+        rank = 0 if self.processes is None else self.processes.rank
+        whole = {**self.graph.draws(self.seed, self.steps, images, rank), **batch}
         return list(self.graph.batch_values(whole))
 
     def _of(self, batch: Mapping[str, Any]) -> SizedStep:
@@ -318,6 +360,7 @@ class Trainer:
         """Gives the device a step; what `_read` takes."""
         values = self._values(batch)
         sized = self._of(batch)
+        self._weigh(batch)
         if self._control is None:
             now = scales.control(self._scale, self.good_steps, self.skipped, self.steps)
             self._control = self._tensor(now)
@@ -334,6 +377,23 @@ class Trainer:
             report = self._transfers.done(made[2], wrong)
         self._made(*made)
         return report
+
+    def _weigh(self, batch: Mapping[str, Any]) -> None:
+        """What this process's batch counts beside the others'."""
+        if self._exchange is not None:
+            self._exchange.weigh(weight_of(self.graph, batch))
+
+    def _agree(self) -> None:
+        """Raises ValueError where another process trains something else, or otherwise."""
+        assert self.processes is not None
+        kinds = {name: f"{v.dtype}{list(v.shape)}" for name, v in self.graph.params.items()}
+        self.processes.agree({
+            "the network": self.graph.name, "batches of": self.graph.batch_text(),
+            "parameters": kinds,
+            "trainable": self.graph.trainable, "optimizer": self.optimizer, "lr": self.lr,
+            "update": self.update.text(), "dtype": self.dtype, "loss_scale": self._scale,
+            "sync_batch_norm": self._syncs,
+        })  # fmt: skip
 
     def _made(self, params: Any, state: Any, control: Any) -> None:
         """A step's results, which the next takes.  It moved nothing if it failed."""
@@ -371,7 +431,11 @@ class Trainer:
         the least time counts.  Each convolution of `compiled.convolutions` gets the mean of its
         kernel's calls, and `compiled.scatter` how far the evaluations were apart.  On a GPU each
         call is waited for, which takes longer than a step does.
+
+        Raises ValueError with `sync_batch_norm`: processes need not take as many rounds.
         """
+        if self._syncs:
+            raise ValueError("profile: a step with sync_batch_norm waits for other processes")
         arguments = self.arguments(batch)
         wait = self.place.device.sync if self.place.is_gpu else (lambda: None)
         return profiled(self.compiled, arguments, wait, rounds, seconds)

@@ -4,6 +4,7 @@ Some functions of Relax, which `WholeStep` calls one after another:
 
     step_scale(control) -> the loss scale                                   where there is one
     main_adjoint(inputs…, parameters…, [scale]) -> (outputs, gradients)
+                                        here several processes exchange theirs (`exchange`)
     gradients_not_finite((gradients…)) -> how many of their values          of a dynamic scale
     step_control(control, loss, [count]) -> (control, whether to update, whether anything moves)
     step_accumulate(rates, (so far…), (gradients…)) -> (gradients…)   where they are accumulated
@@ -119,6 +120,7 @@ def with_watch(module: tvm.IRModule, graph: TrainingGraph) -> tvm.IRModule:
 Tensors = Sequence[Any]
 Made = tuple[list[Any], list[Any], Any]
 Run = Callable[[Tensors, Tensors, Tensors, Any], Made]
+Means = Callable[[Tensors], Tensors]
 
 
 class WholeStep:
@@ -126,6 +128,8 @@ class WholeStep:
 
     function : a function of the machine by its name.
     update : as of `with_update`; `own`: how many tensors of state the optimizer's rule has.
+    means : where several processes train together: of loss, new statistics and gradients the means
+        over them (`exchange.Exchange`).
 
     Called with (inputs and rates, parameters in the graph's order, optimizer state, control) it
     gives new (parameters, state, control), some of which may be the tensors that it was given,
@@ -141,8 +145,10 @@ class WholeStep:
         dynamic: bool,
         update: Update | None = None,
         own: int = 0,
+        means: Means | None = None,
     ) -> None:
         self._function, self._scaled, self._dynamic = function, scaled, dynamic
+        self._means = means
         update = Update() if update is None else update
         self._clips, self._accumulates = update.clip_norm is not None, update.accumulate > 1
         self._sums = slice(own, own + len(graph.trainable))
@@ -161,6 +167,18 @@ class WholeStep:
     def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
         return self.held(inputs, params, state, control)[0]
 
+    def exchanged(self, made: Any) -> tuple[Tensors, Tensors]:
+        """What `main_adjoint` gave, (outputs, gradients), as of all processes' batches."""
+        outputs, gradients = made
+        if self._means is None:
+            return outputs, gradients
+        places = [0, *self._new]
+        means = self._means([*(outputs[i] for i in places), *gradients])
+        outputs = list(outputs)
+        for place, mean in zip(places, means, strict=False):
+            outputs[place] = mean
+        return outputs, means[len(places) :]
+
     def held(
         self, inputs: Tensors, params: Tensors, state: Tensors, control: Any
     ) -> tuple[Made, list[Any]]:
@@ -176,7 +194,7 @@ class WholeStep:
 
         scale = [recorded(SCALE_OF)(control)] if self._scaled else []
         *values, rates = inputs
-        outputs, gradients = recorded(ADJOINT)(*values, *params, *scale)
+        outputs, gradients = self.exchanged(recorded(ADJOINT)(*values, *params, *scale))
         if self._accumulates:
             gradients = recorded(ACCUMULATE)(rates, state[self._sums], gradients)
         found = [recorded(FOUND)(gradients)] if self._dynamic else []

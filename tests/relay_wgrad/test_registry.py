@@ -122,7 +122,7 @@ for _ in range(2):
             "conv2d_backward_weight", "conv2d_backward_data",
             "conv3d_backward_weight", "conv3d_backward_data",
             "batch_norm_train", "batch_norm_train_backward",
-            "resample",
+            "resample", "process_mean",
         )
     }, new
 print("restored")

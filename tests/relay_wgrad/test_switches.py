@@ -84,6 +84,8 @@ def arguments(name: str) -> Mapping[str, Any]:
         "value_and_grad": {"function": lambda x: x, "example_args": (0.0,)},
         "ImageFolder": {"graph": graph(), "folder": "."},
         "step_module": {"graph": graph()},
+        "Trainer": {"graph": graph()},
+        "Evaluator": {"graph": graph()},
         "TrainingStep": {"module": torch.nn.Linear(1, 1), "example": torch.zeros(1, 1)},
     }.get(last, {})  # fmt: skip
 

@@ -30,6 +30,7 @@ examples:
   python -m relay_wgrad train mine.onnx --steps 100 --no-check --resume state.safetensors
   python -m relay_wgrad train mine.onnx --data mine.npz --train 'layer4.*,fc' --bn frozen
   python -m relay_wgrad train resnet50 --device cuda --dtype bf16 --batch 256 --steps 100
+  torchrun --nproc-per-node 4 -m -- relay_wgrad train mine.onnx --device cuda --data flowers/train
 """
 
 
@@ -78,6 +79,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="on a GPU: fail where no library takes a convolution"
     )
+    parser.add_argument("--sync-batch-norm", action="store_true",
+                        help="of several processes, under torchrun: normalize in training by all"
+                             " of them")  # fmt: skip
     parser.add_argument("--weights", choices=("seeded", "initial"), default=None,
                         help="to start from: seeded random ones, or the file's; by default the"
                              " file's if it has any")  # fmt: skip

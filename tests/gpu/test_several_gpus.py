@@ -1,0 +1,20 @@
+"""Several processes on as many GPUs by NCCL, beside one that has all of each batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.gpu import several_gpus
+from tests.support.processes import run_ranks
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus() -> None:
+    for done in run_ranks(Path(several_gpus.__file__), 2):
+        assert done.returncode == 0, done.stderr
+        assert "as one process" in done.stdout

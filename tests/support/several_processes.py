@@ -1,0 +1,314 @@
+"""What several processes do that train together; run by `run_ranks` of `tests.support.processes`.
+
+Each of them makes the checks that it is given by name (`CHECKS`), a folder for files before them;
+the first one compares with a trainer of its own that has whole batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import relay_wgrad
+from relay_wgrad.frontend import TrainingGraph, from_torch
+from relay_wgrad.training import state
+from relay_wgrad.training.data import Data
+from relay_wgrad.training.evaluation import Evaluator
+from relay_wgrad.training.processes import Processes
+from relay_wgrad.training.trainer import Trainer
+from relay_wgrad.training.update import Update
+from tests.support.fast import FAST
+from tests.support.trained import snapshot
+
+SIZE = 4  # of a process's batch
+Check = Callable[[Path], None]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(),
+        torch.nn.Linear(16, 5),
+    ).double()  # fmt: skip
+
+
+@functools.cache
+def graph_of(
+    loss: str = "cross_entropy", bn: str = "eval", batch: int | None = None
+) -> TrainingGraph:
+    """By default for any number of images: one program is for a process and for all of them."""
+    x = torch.zeros(batch or 2, 2, 4, 4).double()
+    return from_torch(network(), (x,), batch=None if batch else "N", loss=loss, bn=bn)
+
+
+def samples(count: int, classes: int = 5) -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    return {
+        "input": rng.standard_normal((count, 2, 4, 4)), "labels": rng.integers(0, classes, count)
+    }  # fmt: skip
+
+
+def shard() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def data_of(graph: TrainingGraph, arrays: Any, *, whole: bool = False, **options: Any) -> Data:
+    """A process's batches, or one process's that has all of them."""
+    if whole:
+        return Data(graph, arrays, size=SIZE * dist.get_world_size(), **options)
+    return Data(graph, arrays, size=SIZE, shard=shard(), **options)
+
+
+@functools.cache
+def _trainer(graph: Callable[[], TrainingGraph], distributed: bool) -> tuple[Trainer, Any]:
+    made = Trainer(graph(), FAST, distributed=distributed)
+    return made, snapshot(made)
+
+
+def fresh(*, alone: bool = False) -> tuple[TrainingGraph, Trainer]:
+    """The network as it is without options, and a trainer at its beginning, compiled once."""
+    trainer, start = _trainer(graph_of, not alone)
+    trainer.set_state(**start)
+    return trainer.graph, trainer
+
+
+def tensors(trainer: Trainer) -> list[Any]:
+    return [*(v.numpy() for v in trainer.params.values()), *(v.numpy() for v in trainer.state)]
+
+
+def is_one(trainer: Trainer) -> bool:
+    """Whether all processes have the same bits."""
+    digest = hashlib.sha256(b"".join(t.tobytes() for t in tensors(trainer))).hexdigest()
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, digest)
+    return len(set(found)) == 1
+
+
+def close(one: Trainer, other: Trainer) -> None:
+    for a, b in zip(tensors(one), tensors(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def both(one: Trainer, alone: Callable[[], Trainer], steps: int, data: dict[str, Any]) -> None:
+    """Trains together and, in the first process, alone: the same losses, parameters, state."""
+    batches = data_of(one.graph, **data)
+    losses = list(one.train(batches.batch(step) for step in range(steps)))
+    assert is_one(one)
+    if dist.get_rank() == 0:
+        other, whole = alone(), data_of(one.graph, **data, whole=True)
+        want = list(other.train(whole.batch(step) for step in range(steps)))
+        np.testing.assert_allclose(losses, want, rtol=1e-10)
+        close(one, other)
+
+
+def both_of(graph: TrainingGraph, steps: int, **options: Any) -> None:
+    """`both`, of trainers with options."""
+    one = Trainer(graph, FAST, distributed=True, **options)
+    both(one, lambda: Trainer(graph, FAST, **options), steps, {"arrays": samples(40)})
+
+
+@check
+def fifty_steps(folder: Path) -> None:
+    """With last batches that differ: of 21 samples two processes have 4, 4, and then 3 and 2."""
+    arrays = {"arrays": samples(21), "drop_last": False}
+    both(fresh()[1], lambda: fresh(alone=True)[1], 50, arrays)
+    left = dist.get_world_size() * SIZE + 1
+    with pytest.raises(ValueError, match="a last batch of 1 samples is less than one for each of"):
+        data_of(graph_of(), samples(left), drop_last=False)
+
+
+@check
+def other_updates(folder: Path) -> None:
+    update = Update(weight_decay=1e-3, clip_norm=1.0, ema=0.9, accumulate=2)
+    both_of(graph_of(), 10, optimizer="adam", lr=0.01, update=update)
+
+
+@check
+def evaluation(folder: Path) -> None:
+    """Each process has other parts; the last part is short."""
+    graph = graph_of()
+    data = Data(graph, samples(21), size=SIZE)
+    want = Evaluator(graph, FAST)(graph.params, data)
+    got = Evaluator(graph, FAST, distributed=True)(graph.params, data)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@check
+def labels_that_count(folder: Path) -> None:
+    """A mean over weights of labels, which processes have different sums of."""
+    graph = graph_of("cross_entropy(ignore_index=2, weight=[1, 2, 1, 0.5, 3])")
+    both_of(graph, 6)
+
+
+@check
+def sync_batch_norm(folder: Path) -> None:
+    """In training a process's batch is normalized by all of it; running statistics are the same."""
+    sizes = (SIZE, SIZE * dist.get_world_size())
+    graph, whole = (graph_of(bn="train", batch=size) for size in sizes)
+    one = Trainer(graph, FAST, distributed=True, sync_batch_norm=True)
+    data = Data(graph, samples(48), shard=shard())
+    losses = list(one.train(data.batch(step) for step in range(20)))
+    assert is_one(one)
+    if dist.get_rank() == 0:
+        alone, batches = Trainer(whole, FAST), Data(whole, samples(48))
+        want = list(alone.train(batches.batch(step) for step in range(20)))
+        np.testing.assert_allclose(losses, want, rtol=1e-9)
+        close(one, alone)
+    with pytest.raises(ValueError, match="its batch is open; import it for a fixed"):
+        Trainer(graph_of(bn="train"), FAST, distributed=True, sync_batch_norm=True)
+    with pytest.raises(ValueError, match="has no batch normalization in training"):
+        Trainer(graph_of(batch=SIZE), FAST, distributed=True, sync_batch_norm=True)
+    with pytest.raises(ValueError, match="profile: a step with sync_batch_norm"):
+        one.profile(data.batch(0))
+
+
+@check
+def not_finite(folder: Path) -> None:
+    """One process's NaN ends the step in all of them, with the parameters as before."""
+    graph, trainer = fresh()
+    data = data_of(graph, samples(40))
+    trainer.step(data.batch(0))
+    before = tensors(trainer)
+    batch = data.batch(1)
+    if dist.get_rank() == 1:
+        batch["input"][0, 0, 0, 0] = np.nan
+    with pytest.raises(FloatingPointError, match="step 2: the loss is nan"):
+        trainer.step(batch)
+    for a, b in zip(tensors(trainer), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.isfinite(trainer.step(data.batch(1)))
+    assert is_one(trainer)
+
+
+@check
+def overflow(folder: Path) -> None:
+    """One process's gradient that overflows leaves the update out, and halves the scale, in all."""
+    graph = from_torch(network().float(), (torch.zeros(2, 2, 4, 4),), batch="N", bn="eval")
+    graph.params["p_0_weight"] = np.abs(graph.params["p_0_weight"])
+    graph.params["p_4_weight"] = graph.params["p_4_weight"] * np.float32(100)
+    batch = data_of(graph, {**samples(40), "input": np.ones((40, 2, 4, 4), "float32")}).batch(0)
+    if dist.get_rank() == 0:  # nothing passes its ReLU, and so no gradient does
+        batch["input"] *= np.float32(-1)
+    skipped = []
+    for distributed in (False, True):
+        trainer = Trainer(
+            graph, FAST, dtype="float16", loss_scale="dynamic", distributed=distributed
+        )  # fmt: skip
+        trainer.step(batch)
+        skipped.append(trainer.skipped)
+    assert skipped == [dist.get_rank() != 0, 1]
+    assert trainer.loss_scale == 32768
+    assert is_one(trainer)
+
+
+@check
+def other_options(folder: Path) -> None:
+    name = ("sgd", "momentum")[dist.get_rank() % 2]
+    with pytest.raises(ValueError, match="process 0 has optimizer 'sgd', process 1 has 'momentum'"):
+        Trainer(graph_of(), FAST, distributed=True, optimizer=name, lr=0.1)
+    with pytest.raises(ValueError, match="process 0 has batches of 'input float64"):
+        Trainer(graph_of(batch=2 + dist.get_rank()), FAST, distributed=True)
+    with pytest.raises(ValueError, match="reduction='sum'"):
+        Trainer(graph_of("cross_entropy(reduction='sum')"), FAST, distributed=True)
+
+
+@check
+def parameters_of_the_first(folder: Path) -> None:
+    graph, trainer = fresh()
+    start = snapshot(trainer)
+    start["params"]["p_0_bias"] = start["params"]["p_0_bias"] + dist.get_rank()
+    trainer.set_state(**start)
+    assert is_one(trainer)
+    batch = data_of(graph, samples(40)).batch(0)
+    _, gradients = trainer.gradients(batch)
+    found = [gradient.numpy().copy() for gradient in gradients]
+    assert trainer.loss(batch) == trainer.step(batch)
+    trainer.step(batch)
+    for gradient, before in zip(gradients, found, strict=True):
+        np.testing.assert_array_equal(gradient.numpy(), before)
+
+
+@check
+def saved(folder: Path) -> None:
+    """What two processes save, one goes on with, and two with what one saved."""
+    graph, trainer = fresh()
+    arrays, path = samples(40), folder / "state.safetensors"
+    data = data_of(graph, arrays)
+    list(trainer.train(data.batch(step) for step in range(3)))
+    state.save(trainer, path)
+    losses = list(trainer.train(data.batch(step) for step in range(3, 6)))
+    if dist.get_rank() == 0:
+        alone, whole = fresh(alone=True)[1], data_of(graph, arrays, whole=True)
+        state.restore(alone, path)
+        want = list(alone.train(whole.batch(step) for step in range(3, 6)))
+        np.testing.assert_allclose(losses, want, rtol=1e-10)
+        state.save(alone, folder / "alone.safetensors")
+    after = tensors(trainer)
+    dist.barrier()
+    state.restore(trainer, folder / "alone.safetensors")
+    assert is_one(trainer)
+    for a, b in zip(tensors(trainer), after, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+@check
+def full_disk(folder: Path) -> None:
+    """The first process cannot write: all of them hear so, and training can go on."""
+    graph, trainer = fresh()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="cannot be written") as caught:
+            state.save(trainer, folder / "full.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ("in process 0" in str(caught.value)) == (dist.get_rank() != 0)
+    assert not (folder / "full.safetensors").exists()
+    trainer.step(data_of(graph, samples(40)).batch(0))
+
+
+@check
+def one_is_killed(folder: Path) -> None:
+    """The others hear at once that the last one has gone."""
+    graph, trainer = fresh()
+    data = data_of(graph, samples(40))
+    trainer.step(data.batch(0))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(ConnectionError, match="another process has ended"):
+        list(trainer.train(data.batch(step) for step in range(1, 5)))
+    assert time.monotonic() - start < 30
+
+
+def main(folder: str, *names: str) -> None:
+    relay_wgrad.register()
+    torch.set_num_threads(1)
+    Processes.join("cpu")
+    for name in names:
+        CHECKS[name](Path(folder))
+        print(name, "is as it should be", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
