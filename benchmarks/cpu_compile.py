@@ -138,7 +138,7 @@ def child(name: str, way: str) -> None:
 
     model, (batch, size) = network(name), NETWORKS[name]
     x, labels = torch.randn(batch, 3, size, size), torch.zeros(batch, dtype=torch.long)
-    clock, imported, used = time.time(), time.perf_counter(), _processor_time()
+    clock, imported, used = time.time(), time.perf_counter(), processor_time()
 
     if way == "trainer":
         graph = from_torch(model, (x,))
@@ -157,7 +157,7 @@ def child(name: str, way: str) -> None:
             F.cross_entropy(call(x), labels).backward()
 
     step()
-    ready, used = time.perf_counter(), _processor_time() - used
+    ready, used = time.perf_counter(), processor_time() - used
     times = []
     for _ in range(STEPS):
         start = time.perf_counter()
@@ -180,13 +180,13 @@ def measured(name: str, way: str, folder: str) -> dict[str, float]:
         "TMPDIR": folder,
     }
     command = [sys.executable, "-W", "ignore", "-m", __spec__.name, "--child", name, way]
-    before = _processor_time()
+    before = processor_time()
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return {**found, "whole": _processor_time() - before}
+    return {**found, "whole": processor_time() - before}
 
 
-def _processor_time() -> float:
+def processor_time() -> float:
     """Of this process, of all that it has waited for, and of those that they waited for."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
