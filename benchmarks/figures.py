@@ -240,8 +240,25 @@ def gpu_layers() -> Table:
     return "Convolutions by cuDNN on a GPU", where, head, lines
 
 
+def commands() -> Table:
+    found = read("commands")
+    lines = [
+        [row["command"], f"`{row['words'].replace('{folder}/', '')}`", f"{row['processor']:.1f}"]
+        for row in found["rows"]
+    ]
+    turns = found["turns"]
+    runs = "one run" if turns == 1 else f"the shortest of {turns} runs"
+    where = (
+        "Seconds of processor time from the command's start to its end, with an empty cache but for"
+        f" the second `train`; {runs} on a machine that others used too. {found['cpu']},"
+        f" {found['cores']} cores, {found['date']};"
+        " `commands.json`."
+    )
+    return "Commands", where, ["command", "words", "processor, s"], lines
+
+
 TABLES: tuple[Callable[[], Table], ...] = (
-    cpu_networks, cpu_steps, gpu_networks, partial_steps, gpu_layers,
+    cpu_networks, cpu_steps, gpu_networks, partial_steps, gpu_layers, commands,
 )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ from .training_report import print_report, row
 # C·R·S products in the result's own precision, in different orders: the error grows like the root
 # of the number of terms times the unit roundoff (6e-8), which for a million terms is 6e-5.
 # Half-precision operands are the same for both; a half-precision result is rounded once, by half a
-# unit in the last place, and the stock composite may round in between.
+# unit in the last place, and the stock composite may round in between.  Rows in float64 have no
+# error of their own to speak of.
 AGREES = {"float32": 1e-4, "float64": 1e-12, "float16": 4e-3, "bfloat16": 3e-2}
 _ON_GPU = ("benchmark", "select", "no_tf32", "no_graph", "strict")
 _LOSS_AGREES = 0.02  # a step's loss on a GPU and on the CPU
@@ -180,7 +182,7 @@ def _kernels(
         return True, {}
     if trainer.place.is_gpu:
         return _check_step(args, report, trainer, figures), {}
-    return True, _check(report, trainer, target)
+    return True, _check(report, trainer, target, args.against)
 
 
 def _check_step(
@@ -232,19 +234,22 @@ def _apart(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
     return math.sqrt(apart / whole)
 
 
-def _check(report: Display, trainer: Trainer, target: Any) -> dict[str, Any]:
-    """Every distinct kernel against the stock composite on random operands."""
+def _check(report: Display, trainer: Trainer, target: Any, against: str) -> dict[str, Any]:
+    """Every distinct kernel on random operands, beside what `--against` says."""
     distinct = list(dict.fromkeys(c.problem for c in trainer.compiled.convolutions))
     problems = [ConvProblem.parse(text) for text in distinct]
     opinions: dict[str, Any] = {}
     if not problems:
         return opinions
     kernels = {conv.problem: conv.kernel for conv in trainer.compiled.convolutions}
-    with report.part("compiling the stock composites"):
-        stock = compare.build_stock(problems, target)
+    second: Callable[..., compare.Opinion] = compare.by_rows
+    if against == "composite":
+        with report.part("compiling the stock composites"):
+            stock = compare.build_stock(problems, target)
+        second = partial(compare.by_composite, stock=stock)
     with report.part("second opinion on every kernel", len(problems)) as advance:
         for i, (text, problem) in enumerate(zip(distinct, problems, strict=True)):
             kernel = trainer.compiled.kernel(kernels[text])
-            opinions[text] = compare.second_opinion(problem, kernel, stock, i)
+            opinions[text] = second(problem, kernel, index=i)
             advance()
     return opinions

@@ -324,9 +324,17 @@ def test_pytorch_file(tmp_path: Path, call: Any) -> None:
     code, text, _ = call("partition", str(path), "--strict")
     assert code == 0
     assert "2 of 2 convolutions offloaded" in text
-    code, text, error = call("train", str(path), "--no-check", "--steps", "2", "--lr", "0.01")
-    assert code == 0, error
-    assert "(batch 2," in text
+    figures = tmp_path / "figures.json"
+    words = ("train", str(path), "--steps", "2", "--lr", "0.01", "--json", str(figures))
+    for against, told in (("rows", "at most 64 rows of each kernel's result"),
+                          ("composite", "historical composite, TVM's own rules")):  # fmt: skip
+        code, text, error = call(*words, "--against", against)
+        assert code == 0, error
+        assert "(batch 2," in text
+        assert f"second opinion ({told}" in text
+        rows = json.loads(figures.read_text())["convolutions"]
+        assert all(row["error"] < 1e-4 for row in rows)
+        assert all(("stock_seconds" in row) is (against == "composite") for row in rows)
     for option, value, wrong, message in (
         ("--batch", "3", 2, "was exported with a batch of 2, not 3"),
         ("--image-size", "7", 2, "was exported for images of 6x6, not 7"),

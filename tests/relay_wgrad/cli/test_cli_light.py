@@ -31,6 +31,14 @@ def ended(*args: str) -> tuple[str, str]:
     return last, "\n".join([done.stdout, *said])
 
 
+def test_env_loads_no_pytorch() -> None:
+    last, said = ended("env")
+    loaded = last.removeprefix("0 ")
+    assert "tvm_ffi" in loaded
+    assert "torch" not in loaded
+    assert "hooks of TVM" in said
+
+
 @pytest.mark.parametrize("args", [["--help"], ["--version"], *([c, "--help"] for c in COMMANDS)])
 def test_help(args: list[str]) -> None:
     last, said = ended(*args)
