@@ -103,17 +103,47 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return compare
 
 
+_left = pytest.StashKey[bool]()  # of the session: the package's rules are there for the next test
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Takes back the rules that tests before have left, where this one does not ask for them."""
+    if "registered" not in getattr(item, "fixturenames", ()):
+        _take_back(item.session)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> None:
+    """A module's fixtures begin without the rules, and may leave their own for its tests."""
+    if fixturedef.scope != "function":
+        _take_back(request.session)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    _take_back(session)
+
+
+def _take_back(session: pytest.Session) -> None:
+    if session.stash.get(_left, False):
+        relay_wgrad.unregister()
+    session.stash[_left] = False
+
+
 @pytest.fixture
-def registered() -> Iterator[None]:
-    """The package's rules in TVM for the length of one test; as it was before, after."""
-    before = relay_wgrad.is_registered()
+def registered(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The package's rules in TVM for the length of one test; as it was before, after.
+
+    Where the next test asks for them too they stay: to register takes longer than most tests.
+    """
+    stash = request.session.stash
+    before = relay_wgrad.is_registered() and not stash.get(_left, False)
     relay_wgrad.register()
     yield
     # A test may itself have unregistered, or left its rules behind: put the state back.
     if before:
         relay_wgrad.register()
-    else:
-        relay_wgrad.unregister()
+    stash[_left] = not before and relay_wgrad.is_registered()
 
 
 @pytest.fixture

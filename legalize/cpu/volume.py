@@ -89,13 +89,24 @@ def _add(sums: Expr, core: Expr, here: Expr, there: Expr, c: Expr, lanes: int) -
 
 
 @dataclass(frozen=True)
-class _Tap:
+class Tap:
     """A tap in depth: the outputs [first, last) that it reaches, of which `first` meets `start`."""
 
     index: int
     first: int
     last: int
     start: int
+
+
+def taps_of(problem: ConvProblem) -> list[Tap]:
+    """The taps in depth; one that all outputs have on the padding reaches none."""
+    p, found = problem, []
+    for t in range(p.t):
+        offset = t * p.dilation[0] - p.padding[0]
+        first = min(max(0, -(offset // p.strides[0])), p.z)
+        last = max(first, min(p.z, (p.d - 1 - offset) // p.strides[0] + 1))
+        found.append(Tap(t, first, last, first * p.strides[0] + offset))
+    return found
 
 
 class Volume:
@@ -134,19 +145,9 @@ class Volume:
         shape, layout = self.problem.shape(role), self.problem.layout(role)
         return {x: math.prod(shape[i + 1 :]) for i, x in enumerate(layout)}
 
-    def _taps(self) -> list[_Tap]:
-        p, found = self.problem, []
-        for t in range(p.t):
-            offset = t * p.dilation[0] - p.padding[0]
-            first = max(0, -(offset // p.strides[0]))
-            last = min(p.z, (p.d - 1 - offset) // p.strides[0] + 1)
-            last = max(first, last)
-            found.append(_Tap(t, min(first, p.z), last, first * p.strides[0] + offset))
-        return found
-
     def _move(
         self, role: str, core: Expr, to_core: bool, depth: int, channels: int,
-        taps: tuple[int, int], tap: _Tap | None = None, stride: int = 1,
+        taps: tuple[int, int], tap: Tap | None = None, stride: int = 1,
     ) -> None:  # fmt: skip
         """Copies an activation: all its depths, or those that a tap meets; `taps` is among how many
         it stands, and where."""
@@ -198,7 +199,7 @@ class Volume:
     def _columns(self, core: Expr) -> None:
         """core[n, z, h, w, g, t, c] = data[n, z*stride + t*dilation - front, h, w, g, c]"""
         p = self.problem
-        for tap in self._taps():
+        for tap in taps_of(p):
             taps = (p.t, tap.index)
             self._move("data", core, True, p.z, p.c, taps, tap, p.strides[0])
             for begin, end in ((0, tap.first), (tap.last, p.z)):

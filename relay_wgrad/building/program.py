@@ -95,6 +95,17 @@ def build(
     return Program([code, *(each.content for each in made)]), code, made
 
 
+def library(module: tvm.IRModule, target: Target, kept: DiskCache) -> Any:
+    """A module of tensor programs, compiled as `tvm.compile(module, target)` does: its functions
+    by their names.  What another process has compiled is loaded.
+    """
+    if not loads():
+        return tvm.compile(module, target)
+    named = {var: func.with_attr(SYMBOL, var.name_hint) for var, func in module.functions_items()}
+    made = objects(named, target, kept, lambda done, of, kept: None)
+    return Program([each.content for each in made]).mod
+
+
 @lru_cache(maxsize=1)
 def loads() -> bool:
     """Whether there is a loader of objects for this machine."""

@@ -334,16 +334,23 @@ def problem_of(key: Any) -> ConvProblem:
 
 
 def cpu_kernel(problem: ConvProblem, winograd: bool, shared: bool = False) -> Kernel:
-    """LLVM's, compiled.  `shared`: for any number of images."""
+    """LLVM's, compiled, or loaded where a process has compiled it before.
+
+    `shared`: for any number of images.
+    """
+    import tvm
+
     from legalize import cpu
+
+    from ..building.disk_cache import DiskCache
+    from ..building.program import library
 
     serial = problem.flop < SERIAL_FLOP
     target = cpu.host_target(1 if serial else None, allow_winograd=winograd)
     if shared:
-        from tvm import tirx
-
-        problem = replace(problem, n=tirx.Var("n", "int64"))
-    kernel: Kernel = cuda_kernels.compiled(cpu.prim_func(problem, target), target)
+        problem = replace(problem, n=tvm.tirx.Var("n", "int64"))
+    module = tvm.IRModule({"main": cpu.prim_func(problem, target)})
+    kernel: Kernel = library(module, target, DiskCache())["main"]
     if serial:
         return kernel
     return lambda first, second, out: threads.run(

@@ -32,6 +32,7 @@ from byoc_cudnn.table import CODEGENS
 from legalize.cpu import host_target
 from relay_wgrad import relay
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.compiled import virtual_machine
 from tests.support.partition_cases import conv_call, module, regions
 
 PROBLEM = ConvProblem.parse("fprop n=2 c=3 h=4 w=5 k=4 r=1 s=1 layout=NHWC/OHWI/NHWC")
@@ -143,7 +144,7 @@ def test_the_reference_is_what_tvm_computes() -> None:
     whole = tvm.IRModule(
         {name: func.with_attr("global_symbol", name) for name, func in _named(whole)}
     )
-    vm = relax.VirtualMachine(tvm.compile(whole, target=host_target()), tvm.cpu())
+    vm = virtual_machine(whole, host_target())
     for name in NAMES:
         given = values_of(name)
         result = vm[name](*map(tvm.runtime.tensor, given.values())).numpy()

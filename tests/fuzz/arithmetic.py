@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.compiled import virtual_machine
+
 from .harness import Generator, main
 from .ties import evaluate
 
@@ -151,10 +153,7 @@ def check(line: str) -> str | None:
                 leaves = {**params, **{k: relax.const(v, dtype) for k, v in NUMBERS.items()}}
                 out = builder.emit_output(evaluate(expression, leaves, apply))
             builder.emit_func_output(out)
-        built = tvm.compile(
-            builder.get(), legalize.cpu.host_target(), relax_pipeline=cpu_pipeline()
-        )
-        machine = relax.VirtualMachine(built, tvm.cpu())
+        machine = virtual_machine(builder.get(), legalize.cpu.host_target(), cpu_pipeline())
         got = machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y)).numpy()
     bad = ~((got == want) | (np.isnan(got) & np.isnan(want)))
     if not bad.any():

@@ -22,6 +22,7 @@ from tvm import relax
 from tvm.target import Target
 
 import relay_wgrad
+from tests.support.compiled import virtual_machine
 
 from . import reference
 from .case import Case
@@ -142,7 +143,7 @@ def _compile(built: dict[Unit, relax.Function], target: str, clock: Clock) -> An
     with clock.of("legalize"):
         mod = _legalize(built, target)
     with clock.of("llvm"):
-        return relax.VirtualMachine(tvm.compile(mod, target=host_target()), tvm.cpu())
+        return virtual_machine(mod, host_target())
 
 
 def _compile_rest(

@@ -17,6 +17,7 @@ from tvm import relax, tirx
 from tvm.target import Target
 
 from relay_wgrad.problem import ConvProblem
+from tests.support.compiled import virtual_machine
 
 COPIES = 8  # of each size: more than a second-order gradient holds at once
 PAGE = 4096
@@ -32,7 +33,7 @@ def _machine() -> Any:
             minus = relax.const(-1, "int8")
             out = bb.emit_output(relax.op.full(relax.ShapeExpr([n]), minus, "int8"))
         bb.emit_func_output(out)
-    return relax.VirtualMachine(tvm.compile(bb.get(), target=Target("llvm")), tvm.cpu())
+    return virtual_machine(bb.get(), Target("llvm"))
 
 
 def poison_bytes(sizes: set[int]) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.fuzz.harness import REFUSED, Generator, main
 from tests.fuzz.symbolic_sizes_ops import InRelax, InRelay, InTorch, NoValueError
+from tests.support.compiled import virtual_machine
 
 TOLERANCE = {"float32": 2e-4, "float16": 3e-2, "int32": 0.0}
 CHANNELS = 4
@@ -235,9 +236,7 @@ def by_relax(line: str) -> Any:
         module = grad(module)
     pipeline = cpu_pipeline() if found["pipe"] == "cpu" else "default"
     target = legalize.cpu.host_target()
-    machine = relax.VirtualMachine(
-        tvm.compile(module, target=target, relax_pipeline=pipeline), tvm.cpu()
-    )
+    machine = virtual_machine(module, target, pipeline)
     main = machine["main_adjoint" if found["order"] == "1" else "main"]
 
     def run(*arrays: Any) -> list[Any]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -19,6 +18,7 @@ from tests.fuzz import check, reference
 from tests.fuzz.case import OPS, Case, parse, random_case
 from tests.fuzz.poison import poison_bytes
 from tests.fuzz.program import output_padding
+from tests.support.compiled import virtual_machine
 
 SHARE = 25  # problems, each for all ops
 STEP = 5
@@ -162,8 +162,7 @@ class HalfWritten:
 
 
 def test_unwritten_memory_is_nan() -> None:
-    executable = tvm.compile(HalfWritten, target=check.host_target())
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = virtual_machine(HalfWritten, check.host_target())
     for _ in range(3):
         poison_bytes({64 * 4})
         got = machine["main"](tvm.runtime.tensor(np.ones(64, "float32"))).numpy()

@@ -34,6 +34,7 @@ from tests.fuzz.ties_ops import (
     VALUES,
     operations,
 )
+from tests.support.compiled import virtual_machine
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3}
 LOOSE = {"hardsigmoid": 1e-7}  # PyTorch's float64 kernel has a float32 sixth as its slope
@@ -262,7 +263,6 @@ def check(line: str) -> str | None:
     """Compiled gradients against autograd's, element by element where there is NaN."""
     import numpy as np
     import tvm
-    from tvm import relax
 
     import legalize.cpu
     from relay_wgrad.pipeline.cpu import cpu_pipeline
@@ -286,8 +286,7 @@ def check(line: str) -> str | None:
             raise
         target = legalize.cpu.host_target()
         pipeline = cpu_pipeline() if found["pipeline"] == "cpu" else "default"
-        executable = tvm.compile(module, target=target, relax_pipeline=pipeline)
-        machine = relax.VirtualMachine(executable, tvm.cpu())
+        machine = virtual_machine(module, target, pipeline)
         result, gradients = machine[f"main_adjoint{'2' * second}"](
             *[tvm.runtime.tensor(v) for v in inputs]
         )

@@ -17,6 +17,7 @@ from relay_wgrad.ops.half_reductions import REDUCTIONS
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.relay.graph_executor import GraphModule
 from tests.fuzz import half
+from tests.support.compiled import virtual_machine
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -87,7 +88,7 @@ def test_maxima_that_many_windows_share(layout: str) -> None:
             call = relax.op.grad.max_pool2d_backward(*params, (64, 64), layout=layout)
             out = bb.emit_output(call)
         bb.emit_func_output(out)
-    vm = relax.VirtualMachine(tvm.compile(bb.get(), legalize.cpu.host_target()), tvm.cpu())
+    vm = virtual_machine(bb.get(), legalize.cpu.host_target())
     got = vm["main"](*map(tvm.runtime.tensor, arrays)).numpy()
     assert (got == data * 4096).all()
 
@@ -113,9 +114,9 @@ def test_types_without_vectors(dtype: str, shape: tuple[int, int], make: Any) ->
         with bb.dataflow():
             out = bb.emit_output(make(x))
         bb.emit_func_output(out)
-    exe = tvm.compile(bb.get(), legalize.cpu.host_target(), relax_pipeline=cpu_pipeline())
+    exe = virtual_machine(bb.get(), legalize.cpu.host_target(), cpu_pipeline())
     given = tvm.runtime.tensor(np.ones(shape, "float32"))
-    got = relax.VirtualMachine(exe, tvm.cpu())["main"](given).numpy()
+    got = exe["main"](given).numpy()
     assert got.dtype == dtype
     got = got.astype("float32")
     assert len(np.unique(got)) == 1
@@ -181,7 +182,7 @@ def test_symbolic_sizes() -> None:
             products = bb.emit(relax.op.matmul(x, relax.op.permute_dims(x)))
             out = bb.emit_output(relax.Tuple([total, products]))
         bb.emit_func_output(out)
-    vm = relax.VirtualMachine(tvm.compile(bb.get(), legalize.cpu.host_target()), tvm.cpu())
+    vm = virtual_machine(bb.get(), legalize.cpu.host_target())
     ones = np.full((2, 10_000), 0.5, "float16")
     mean, products = vm["main"](tvm.runtime.tensor(ones))
     assert (mean.numpy() == 0.5).all()

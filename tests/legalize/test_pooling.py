@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import tvm
 from tvm import relax
 
+from tests.support.compiled import virtual_machine
 from tests.support.pooling_cases import AXES, Array, backward, halves
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -38,7 +39,7 @@ def run(
     mod = backward(arrays, dtype, *attributes, size=size)
     if anywhere:
         mod = relax.transform.LegalizeOps()(mod)  # for no target
-    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    vm = virtual_machine(mod)
     return vm["main"](*[tvm.runtime.tensor(a) for a in arrays]).numpy()
 
 
@@ -136,6 +137,6 @@ def test_means_over_the_edge_are_of_what_is_inside(
             )
         )  # fmt: skip
         bb.emit_func_output(made)
-    vm = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
+    vm = virtual_machine(bb.get())
     got = vm["main"](*[tvm.runtime.tensor(a) for a in arrays]).numpy()
     np.testing.assert_allclose(got, want.transpose(axes), rtol=1e-12)

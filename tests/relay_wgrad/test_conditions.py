@@ -23,6 +23,7 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.relation import Checks
 from relay_wgrad.transform import grad
+from tests.support.compiled import virtual_machine
 from tests.support.sized import module
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -33,9 +34,9 @@ Body = Callable[..., Any]
 
 def machine(mod: tvm.IRModule, pipeline: str, dtype: str = "float32") -> Callable[..., Any]:
     """@main, or its adjoint, as a function of shapes: of tensors of ones."""
-    made = tvm.compile(mod, target=host_target(), relax_pipeline=PIPELINES[pipeline]())
+    made = virtual_machine(mod, host_target(), PIPELINES[pipeline]())
     name = next(n for n in ("main_adjoint", "main") if n in {v.name_hint for v in mod.functions})
-    vm = relax.VirtualMachine(made, tvm.cpu())
+    vm = made
     return lambda *shapes: vm[name](*(tvm.runtime.tensor(np.ones(s, dtype)) for s in shapes))
 
 

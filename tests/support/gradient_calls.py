@@ -14,6 +14,7 @@ import relay_wgrad
 from legalize.composite import StockLegalize, composite
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.built import built
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 WGRAD = "relax.nn.conv2d_backward_weight"
@@ -77,7 +78,7 @@ def stock_compiled(mod: tvm.IRModule) -> relax.VirtualMachine:
     mod = StockLegalize()(mod)
     # Nothing of the family is left for the pipeline to give to this package's kernels.
     assert not [name for name in ops(mod) if "conv2d" in name]
-    return relax.VirtualMachine(tvm.compile(mod, target=FAST), tvm.cpu())
+    return virtual_machine(mod, FAST)
 
 
 def run(vm: relax.VirtualMachine, *operands: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

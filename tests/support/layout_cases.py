@@ -11,6 +11,7 @@ from tvm import relax
 
 from relay_wgrad.transform import grad
 from tests.support.built import built
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 DTYPE = "float64"
@@ -62,8 +63,7 @@ def values_for(func: relax.Function, seed: int = 0, **sizes: int) -> list[np.nda
 
 def machine_of(mod: tvm.IRModule) -> relax.VirtualMachine:
     # Compiling takes longer than running: LLVM need not optimize.
-    executable = tvm.compile(mod, target=FAST)
-    return relax.VirtualMachine(executable, tvm.cpu())
+    return virtual_machine(mod, FAST)
 
 
 def run(

@@ -13,6 +13,7 @@ from relay_wgrad.ir import op_name
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.packing import ALIGNMENT
 from relay_wgrad.pipeline.storages import is_moved, static_bytes
+from tests.support.compiled import virtual_machine
 
 ROWS = 4
 
@@ -128,8 +129,7 @@ class Machine:
 def run(module: tvm.IRModule) -> list[Any]:
     """What two calls of the function compiled for this CPU give."""
     x = tvm.runtime.tensor(np.random.default_rng(0).standard_normal((ROWS, 64), "float32"))
-    built = tvm.compile(module, target="llvm", relax_pipeline=cpu_pipeline())
-    machine = relax.VirtualMachine(built, tvm.cpu())
+    machine = virtual_machine(module, "llvm", cpu_pipeline())
     found = [machine["main"](x) for _ in range(2)]
     return [t.numpy() for (flat,), others in found for t in (flat, *others)]
 

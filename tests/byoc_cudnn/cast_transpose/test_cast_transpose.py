@@ -19,6 +19,7 @@ from relay_wgrad.graph.walk import variables_of
 from relay_wgrad.ir import op_name
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.cast_transpose import moved, step
+from tests.support.compiled import virtual_machine
 from tests.support.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -107,7 +108,7 @@ def _by_numpy(call: CastTransposeCall) -> Any:
 
 
 def _run(mod: tvm.IRModule, values: Any) -> list[np.ndarray]:
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    vm = virtual_machine(mod)
     return [t.numpy() for t in vm["main"](*(tvm.runtime.tensor(v) for v in values))]
 
 

@@ -13,6 +13,7 @@ from byoc_cudnn.codegen.lowering import lower
 from byoc_cudnn.norm.lower import planned
 from relay_wgrad.training.step import ADJOINT
 from relay_wgrad.transform import grad
+from tests.support.compiled import virtual_machine
 from tests.support.norm_packed import Recorder
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -82,6 +83,6 @@ def test_calls_of_functions_compute_the_step() -> None:
 
 
 def _run(mod: tvm.IRModule, values: Any) -> list[np.ndarray]:
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    vm = virtual_machine(mod)
     first, partials = vm[ADJOINT](*(tvm.runtime.tensor(v) for v in values))
     return [t.numpy() for t in (*first, *partials)]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tvm
 from rich.console import Console
-from tvm import relax
 
 import byoc_cudnn
 from byoc_cudnn.relay import register_relay, table
@@ -23,6 +22,7 @@ from relay_wgrad import relay
 from relay_wgrad.keys import RELAY_OPTIONS
 from relay_wgrad.relay import external
 from relay_wgrad.relay.op.contrib import get_pattern_table, unregister_pattern_table
+from tests.support.compiled import virtual_machine
 from tests.support.relay.fixtures import load
 from tests.support.relay.modules import FAST, close, of_body, outputs
 
@@ -55,7 +55,7 @@ def offloaded(mod: relay.IRModule) -> tvm.IRModule:
 
 def on_the_cpu(mod: tvm.IRModule, inputs: dict[str, Any]) -> list[np.ndarray]:
     """Results of a partitioned Relax module by TVM's own kernels."""
-    vm = relax.VirtualMachine(tvm.compile(byoc_cudnn.unpartition(mod), FAST), tvm.cpu())
+    vm = virtual_machine(byoc_cudnn.unpartition(mod), FAST)
     result = vm["main"](*(tvm.runtime.tensor(inputs[str(p.name)]) for p in mod["main"].params))
     flat: list[np.ndarray] = []
     stack = [result]

@@ -21,6 +21,7 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training.libraries import partitioned
 from relay_wgrad.training.options import Options
 from relay_wgrad.training.step import ADJOINT, converted, step_module
+from tests.support.compiled import virtual_machine
 from tests.support.partition_cases import regions
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -48,9 +49,9 @@ def products(mod: tvm.IRModule) -> int:
 
 
 def gradients(mod: tvm.IRModule, graph: Any) -> list[np.ndarray]:
-    made = tvm.compile(mod, "llvm", relax_pipeline=cpu_pipeline())
+    made = virtual_machine(mod, "llvm", cpu_pipeline())
     args = [tvm.runtime.tensor(v) for v in graph.arguments(graph.random_batch(0))]
-    return [g.numpy() for g in relax.VirtualMachine(made, tvm.cpu())[ADJOINT](*args)[1]]
+    return [g.numpy() for g in made[ADJOINT](*args)[1]]
 
 
 def test_a_step() -> None:

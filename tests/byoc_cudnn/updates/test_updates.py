@@ -30,6 +30,7 @@ from relay_wgrad.training.trainer import Trainer
 from relay_wgrad.training.update import Update, rates
 from relay_wgrad.training.update_functions import UPDATE, described
 from relay_wgrad.training.whole_step import FOUND, NOT_FINITE, WholeStep, with_update, with_watch
+from tests.support.compiled import virtual_machine
 from tests.support.cuda_emulated import aligned
 from tests.support.cuda_stand_in import Repeating, runtime, stand_in
 from tests.support.training_models import residual_net
@@ -169,7 +170,7 @@ def test_a_step_is_what_the_operators_give(optimizer: str, folder: Path, registe
     mod = mod.without_attr("external_mods")
     for m in (mod, before):
         del m[ADJOINT]
-    machines = [relax.VirtualMachine(tvm.compile(m, "llvm"), tvm.cpu()) for m in (mod, before)]
+    machines = [virtual_machine(m) for m in (mod, before)]
     gradients = [rng.standard_normal(one.params[n].shape, "float32") for n in one.trainable]
     control = np.array([4.0, 0, 0, 0, 0, 0, 0])
     results = []

@@ -11,7 +11,7 @@ import tvm
 from tvm import te, tirx
 
 from legalize import cpu, cuda
-from legalize.cpu.volume import flattened
+from legalize.cpu.volume import flattened, taps_of
 from legalize.generic import cpu_schedule, te_conv
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.cpu_kernels import error_of
@@ -58,6 +58,17 @@ def test_expression(kind: ConvKind) -> None:
         a, b = (te.placeholder(p.shape(role), p.dtype(role), role) for role in p.roles[:2])
         funcs.append(cpu_schedule(te.create_prim_func([a, b, te_conv(p, a, b)])))
     assert wrong(funcs, given) == []
+
+
+def test_taps_meet_the_data_alone() -> None:
+    """Also where the padding before puts one behind the last output: its columns are none."""
+    line = "fprop n=3 c=5 d=1 h=1 w=1 k=37 t=7 r=1 s=3 stride=2,2,1 pad=6,1,2,6,1,3 dil=2,2,1"
+    for p in [ConvProblem.parse(line), *problems(ConvKind.FPROP, 200, 6)]:
+        for tap in taps_of(p):
+            offset = tap.index * p.dilation[0] - p.padding[0]
+            met = [z for z in range(p.z) if 0 <= z * p.strides[0] + offset < p.d]
+            assert list(range(tap.first, tap.last)) == met, p.repro()
+            assert 0 <= tap.first <= tap.last <= p.z
 
 
 def test_as_many_multiplications_as_there_are() -> None:

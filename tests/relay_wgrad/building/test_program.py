@@ -20,13 +20,15 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 from tvm.target import Target
 
-from legalize.cpu import host_target
+from legalize.cpu import host_target, prim_func
 from relay_wgrad.building import objects, program, programs, versions
 from relay_wgrad.building.disk_cache import DiskCache
 from relay_wgrad.building.program import Program, build
 from relay_wgrad.pipeline.cpu import cpu_pipeline
+from relay_wgrad.problem import ConvProblem
 from relay_wgrad.training.compiled import compile_module
 from tests.support.fast import FAST
+from tests.support.problems import poisoned, random_operands
 
 pytestmark = pytest.mark.usefixtures("registered")
 SIZE = 24
@@ -73,6 +75,27 @@ def test_it_computes_what_tvms_does(target: Target, tmp_path: Path) -> None:
         np.testing.assert_allclose(run(executable), theirs, rtol=1e-6)
     assert made
     assert all(each.seconds == 0 for each in made)
+
+
+@pytest.mark.parametrize("target", [FAST, host_target()], ids=["level 0", "host"])
+def test_a_tensor_program_alone(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = ConvProblem.parse("fprop n=1 c=3 h=5 w=6 k=4 r=3 s=3 pad=1,1,1,1")
+    made = tvm.IRModule({"first": prim_func(problem, target), "second": prim_func(problem, target)})
+    a, b = (tvm.runtime.tensor(x) for x in random_operands(problem, np.random.default_rng(0)))
+    found = []
+    for _ in range(2):  # the second time from the cache
+        functions = program.library(made, target, kept(tmp_path))
+        for name in ("first", "second"):
+            found.append(tvm.runtime.tensor(poisoned(problem)))
+            functions[name](a, b, found[-1])
+        monkeypatch.setattr(objects, "compiled_library", None)
+    want = tvm.compile(prim_func(problem, target), target=target)["main"]
+    out = tvm.runtime.tensor(poisoned(problem))
+    want(a, b, out)
+    for each in found:
+        np.testing.assert_array_equal(each.numpy(), out.numpy())
 
 
 def test_symbolic_sizes(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from tvm import relax
 
 import legalize.cpu
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.transform import grad
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.norm_cases import TOLERANCE, Case, distance, module, reference
 
@@ -40,8 +40,7 @@ ORDER_TWO = [
 
 def run(mod: tvm.IRModule, name: str, values: Any, pipeline: Any = None) -> list[Any]:
     target = legalize.cpu.host_target()
-    executable = tvm.compile(mod, target, relax_pipeline=pipeline or cpu_pipeline())
-    vm = relax.VirtualMachine(executable, tvm.cpu())
+    vm = virtual_machine(mod, target, pipeline or cpu_pipeline())
     first, partials = vm[name](*(tvm.runtime.tensor(v) for v in values))
     return [[t.numpy() for t in first], [t.numpy() for t in partials]]
 
@@ -108,8 +107,7 @@ def test_second_order(case: Case) -> None:
 
 def run_second(mod: tvm.IRModule, values: list[Any]) -> Any:
     target = legalize.cpu.host_target()
-    executable = tvm.compile(mod, target, relax_pipeline=cpu_pipeline())
-    vm = relax.VirtualMachine(executable, tvm.cpu())
+    vm = virtual_machine(mod, target, cpu_pipeline())
     value, partials = vm["main_adjoint2"](*(tvm.runtime.tensor(v) for v in values))
     return value, [t.numpy() for t in partials]
 
@@ -135,8 +133,7 @@ def test_nan_and_infinity_as_in_pytorch() -> None:
 def test_upstream_pipeline_compiles_it() -> None:
     case = Case((2, 3, 4, 4), "float32", activation="relu")
     mod = grad(module(case, ("weight1", "weight2")), "main", wrt=case.names)
-    executable = tvm.compile(mod, FAST)
-    vm = relax.VirtualMachine(executable, tvm.cpu())
+    vm = virtual_machine(mod, FAST)
     values = case.values()
     given = [v for n, v in values.items() if n not in ("weight1", "weight2")]
     _, partials = vm["main_adjoint"](*(tvm.runtime.tensor(v) for v in given))

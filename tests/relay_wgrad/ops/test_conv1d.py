@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from relay_wgrad.transform import grad
 from tests.support.built import built
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -51,7 +52,7 @@ def test_against_autograd(order: int, symbolic: bool) -> None:
     shapes = [(2, 4, 9), (6, 2, 3), (6, 2, 2)]
     args = [rng.standard_normal(s) for s in shapes]
     directions = [rng.standard_normal(s) for s in shapes * (order - 1)]
-    vm = relax.VirtualMachine(tvm.compile(mod, target=FAST), tvm.cpu())
+    vm = virtual_machine(mod, FAST)
     value, gradients = vm["main_adjoint" + ("2" if order == 2 else "")](
         *[tvm.runtime.tensor(a) for a in args + directions]
     )
@@ -79,7 +80,7 @@ def test_other_layouts() -> None:
     mod = grad(built([x, w], body))
     rng = np.random.default_rng(0)
     args = [rng.standard_normal((2, 9, 4)), rng.standard_normal((3, 4, 6))]
-    vm = relax.VirtualMachine(tvm.compile(mod, target=FAST), tvm.cpu())
+    vm = virtual_machine(mod, FAST)
     _, gradients = vm["main_adjoint"](*map(tvm.runtime.tensor, args))
     params = [torch.tensor(a, requires_grad=True) for a in args]
     (F.conv1d(params[0].mT, params[1].permute(2, 1, 0), padding=1) ** 2).sum().backward()

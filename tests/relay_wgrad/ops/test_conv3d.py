@@ -22,6 +22,7 @@ from relay_wgrad.layouts import permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.relation import as_size
 from relay_wgrad.transform import ConvertLayout, grad
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -152,7 +153,7 @@ def torch_value(transposed: bool, x: Any, w: Any, b: Any) -> Any:
 
 
 def run(mod: tvm.IRModule, name: str, args: Arrays) -> Arrays:
-    vm = relax.VirtualMachine(tvm.compile(mod, target=FAST), tvm.cpu())
+    vm = virtual_machine(mod, FAST)
     out = vm[name](*[tvm.runtime.tensor(a) for a in args])
     return [out[0].numpy(), *(g.numpy() for g in out[1])]
 
@@ -212,7 +213,7 @@ def test_half_is_summed_in_float32(kind: ConvKind) -> None:
     bb = relax.BlockBuilder()
     with bb.function("main", [a, b]):
         bb.emit_func_output(bb.emit(call))
-    vm = relax.VirtualMachine(tvm.compile(bb.get(), target=FAST), tvm.cpu())
+    vm = virtual_machine(bb.get(), FAST)
     ones = [np.ones(problem.shape(role), "float16") for role in problem.roles[:2]]
     out = vm["main"](*map(tvm.runtime.tensor, ones)).numpy()
     assert np.unique(out) == [4000]

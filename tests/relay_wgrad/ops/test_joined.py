@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from relay_wgrad.transform import grad
 from tests.support.built import built
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -96,7 +97,7 @@ def test_two_orders(shapes: list[Shape], build: Any, function: Any) -> None:
         return op.sum(emit(op.multiply(emit(op.sin(y)), y)))
 
     mod = grad(built(params, body), order=2)
-    vm = relax.VirtualMachine(tvm.compile(mod, FAST), tvm.cpu())
+    vm = virtual_machine(mod, FAST)
     for n, m in ((1, 1), (2, 3), (5, 2)):
         rng, sizes = np.random.default_rng(n), {"N": n, "M": m}
         x, d = (

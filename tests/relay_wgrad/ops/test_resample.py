@@ -14,6 +14,7 @@ from relay_wgrad.frontend.resampling import at_places
 from relay_wgrad.ops.resample import table_of, transposed
 from relay_wgrad.transform import ConvertLayout, grad, mixed_precision
 from tests.support.built import built
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.layout_cases import calls
 from tests.support.resample_cases import FULL, MATRIX, RNG, X, module
@@ -24,7 +25,7 @@ op = relax.op
 
 
 def run(mod: tvm.IRModule, name: str, *arrays: Any) -> Any:
-    vm = relax.VirtualMachine(tvm.compile(mod, FAST), tvm.cpu())
+    vm = virtual_machine(mod, FAST)
     return vm[name](*[tvm.runtime.tensor(a) for a in arrays])
 
 

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.transform import grad
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 IMAGES, VOLUMES = ((2, 3, 5, 6), (2, 2, 4, 7)), ((2, 2, 3, 4, 5), (2, 3, 4, 2, 7))
@@ -39,9 +40,7 @@ def module(shapes: Any, method: str, border: str, corners: bool) -> tvm.IRModule
 def test_gradient_is_pytorchs(shapes: Any, border: str, corners: bool) -> None:
     rng = np.random.default_rng(7)
     arrays = rng.standard_normal(shapes[0]), rng.uniform(-1.4, 1.4, shapes[1])
-    machine = relax.VirtualMachine(
-        tvm.compile(grad(module(shapes, "bilinear", border, corners)), FAST), tvm.cpu()
-    )
+    machine = virtual_machine(grad(module(shapes, "bilinear", border, corners)), FAST)
     _, got = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
     x, grid = (torch.tensor(array, requires_grad=True) for array in arrays)
     y = F.grid_sample(x, grid.movedim(1, -1), "bilinear", border, corners)

@@ -21,6 +21,7 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.transform import grad
 from tests.fuzz.ties import GENERATOR
 from tests.fuzz.ties_ops import LINEAR, ROUNDING, VALUES, operations
+from tests.support.compiled import virtual_machine
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -29,8 +30,7 @@ POINTS = np.array([*VALUES, 20.0])
 
 def run(mod: tvm.IRModule, function: str, *inputs: np.ndarray) -> Any:
     target = legalize.cpu.host_target()
-    executable = tvm.compile(mod, target=target, relax_pipeline=cpu_pipeline())
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = virtual_machine(mod, target, cpu_pipeline())
     return machine[function](*[tvm.runtime.tensor(v) for v in inputs])
 
 
@@ -138,8 +138,7 @@ def check_result(module: Extrema, x: torch.Tensor, pipeline: Any) -> None:
     """What the module computes of x is what PyTorch computes, to the last bit."""
     want = module(x).detach().numpy()
     graph = from_torch(module, (x,), loss="mse")
-    executable = tvm.compile(graph.module, legalize.cpu.host_target(), relax_pipeline=pipeline)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = virtual_machine(graph.module, legalize.cpu.host_target(), pipeline)
     given = (x.numpy(), np.zeros(want.shape, "float32"), np.ones((), "float32"))
     outputs = machine["main"](*[tvm.runtime.tensor(v) for v in given])
     np.testing.assert_array_equal(outputs[1].numpy(), want)

@@ -17,6 +17,7 @@ from relay_wgrad.frontend import from_onnx
 from relay_wgrad.pipeline.cpu import cpu_pipeline, parallel_kernels
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.training.step import converted, step_module
+from tests.support.compiled import virtual_machine
 
 TARGET = Target({"kind": "llvm", "num-cores": 4})
 Program = Callable[[relax.Expr], relax.Expr]
@@ -70,8 +71,7 @@ def module(shape: tuple[Any, ...], program: Program, dtype: str = "float32") -> 
 
 
 def results(mod: tvm.IRModule, x: np.ndarray[Any, Any], pipeline: Any) -> np.ndarray[Any, Any]:
-    executable = tvm.compile(mod, target=TARGET, relax_pipeline=pipeline)
-    vm = relax.VirtualMachine(executable, tvm.cpu())
+    vm = virtual_machine(mod, TARGET, pipeline)
     return vm["main"](tvm.runtime.tensor(x)).numpy()
 
 

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.pipeline.fused_kernels import legalize_ops
+from tests.support.compiled import virtual_machine
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -34,7 +35,7 @@ def test_nll_loss(shape: tuple[int, ...], reduction: str) -> None:
     values = rng.standard_normal(shape, "float32")
     given = rng.integers(0, shape[1], labels_shape)
     given.flat[1] = -100
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    vm = virtual_machine(mod)
     got = vm["main"](tvm.runtime.tensor(values), tvm.runtime.tensor(given)).numpy()
     want = torch.nn.functional.nll_loss(
         torch.tensor(values).double(), torch.tensor(given), reduction=reduction

@@ -15,6 +15,7 @@ from relay_wgrad import relay
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from tests.fuzz.arithmetic import GENERATOR
+from tests.support.compiled import virtual_machine
 from tests.support.ieee import wrong
 
 
@@ -33,14 +34,13 @@ def test_bfloat16_that_is_read_again_is_rounded(length: int) -> None:
             half = bb.emit(R.astype(bb.emit(R.multiply(x, R.const(3.0, "float32"))), "bfloat16"))
             out = bb.emit_output(R.multiply(R.astype(half, "float32"), R.const(2.0, "float32")))
         bb.emit_func_output(out)
-    executable = tvm.compile(bb.get(), target="llvm", relax_pipeline=cpu_pipeline())
+    vm = virtual_machine(bb.get(), "llvm", cpu_pipeline())
     numbers = np.random.default_rng(0).standard_normal(length).astype("float32")
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.00390625 / 3, 3e38, 1e-40], "float32")
     numbers[: len(special)] = special[:length]
     with np.errstate(over="ignore"):
         tripled = numbers * np.float32(3)
         want = tripled.astype(ml_dtypes.bfloat16).astype("float32") * np.float32(2)
-    vm = relax.VirtualMachine(executable, tvm.cpu())
     np.testing.assert_array_equal(vm["main"](tvm.runtime.tensor(numbers)).numpy(), want)
 
 
@@ -65,8 +65,7 @@ def test_bfloat16_is_rounded_after_each_operator() -> None:
             )
         bb.emit_func_output(out)
     assert 0.1 < above.mean() < 0.9
-    executable = tvm.compile(bb.get(), target="llvm", relax_pipeline=cpu_pipeline())
-    vm = relax.VirtualMachine(executable, tvm.cpu())
+    vm = virtual_machine(bb.get(), "llvm", cpu_pipeline())
     positive, powers = (g.numpy() for g in vm["main"](*map(tvm.runtime.tensor, numbers)))
     np.testing.assert_array_equal(positive, np.maximum(want, ml_dtypes.bfloat16(0)))
     wide = np.exp(-np.abs(want.astype("float32"))).astype(ml_dtypes.bfloat16)
@@ -98,8 +97,8 @@ def test_bfloat16_in_loops_of_vectors(layout: str, channels: int, has_relu: bool
             axes = [2, 3] if layout == "NCHW" else [1, 2]
             out = bb.emit_output(R.mean(bb.emit(R.astype(y, "float32")), axes))
         bb.emit_func_output(out)
-    executable = tvm.compile(bb.get(), target=host_target(), relax_pipeline=cpu_pipeline())
-    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+    executable = virtual_machine(bb.get(), host_target(), cpu_pipeline())
+    main = executable["main"]
     got = main(*map(tvm.runtime.tensor, given)).numpy()
     wide = [torch.from_numpy(n.astype("float64")) for n in given]
     want = torch.conv2d(*wide)

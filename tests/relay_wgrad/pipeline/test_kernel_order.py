@@ -14,6 +14,7 @@ from tvm import relax, te, tirx, topi
 from relay_wgrad.ir import op_name
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.pipeline.kernel_order import Order, Step, memory_saving_order, most_alive
+from tests.support.compiled import virtual_machine
 
 ROWS = 1024
 
@@ -138,6 +139,6 @@ def test_results_are_the_same_bits(late: bool) -> None:
     x = tvm.runtime.tensor(np.random.default_rng(0).standard_normal((ROWS, 64), "float32"))
     found = []
     for ordered in (False, True):
-        built = tvm.compile(lowered(layers(late), ordered), target="llvm")
-        found.append([t.numpy() for t in relax.VirtualMachine(built, tvm.cpu())["main"](x)])
+        built = virtual_machine(lowered(layers(late), ordered))
+        found.append([t.numpy() for t in built["main"](x)])
     assert all(map(np.array_equal, *found))

@@ -12,6 +12,7 @@ from tvm import relax
 import legalize.cpu
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
+from tests.support.compiled import virtual_machine
 from tests.support.cuda_source import cuda_source
 from tests.support.math_functions import module, wrong
 
@@ -19,8 +20,8 @@ from tests.support.math_functions import module, wrong
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_on_the_cpu(dtype: str) -> None:
     target = legalize.cpu.host_target()
-    executable = tvm.compile(module(dtype), target=target, relax_pipeline=cpu_pipeline())
-    assert wrong(dtype, relax.VirtualMachine(executable, tvm.cpu()), tvm.cpu()) == {}
+    executable = virtual_machine(module(dtype), target, cpu_pipeline())
+    assert wrong(dtype, executable, tvm.cpu()) == {}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -47,12 +48,11 @@ def test_of_itself_many_times(name: str) -> None:
             out = bb.emit_output(y)
         bb.emit_func_output(out)
     target = legalize.cpu.host_target()
-    executable = tvm.compile(bb.get(), target=target, relax_pipeline=cpu_pipeline())
+    machine = virtual_machine(bb.get(), target, cpu_pipeline())
     given = np.random.default_rng(0).standard_normal((4, 33)).clip(-1.9, 1.9).astype("float32")
     want = given.astype("float64")
     functions = {"sigmoid": lambda v: 1 / (1 + np.exp(-v)), "atanh": np.arctanh}
     for _ in range(12):
         want = functions.get(name, getattr(np, name, None))(0.5 * want)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
     got = machine["main"](tvm.runtime.tensor(given)).numpy()
     np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -16,6 +16,7 @@ from relay_wgrad import keys
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.fused_kernels import legalize_ops
 from relay_wgrad.pipeline.products import cpu_products
+from tests.support.compiled import virtual_machine
 from tests.support.products import product
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -43,7 +44,7 @@ def kernels(mod: tvm.IRModule, target: Target = HOST) -> list[str]:
 
 def error(mod: tvm.IRModule, dtype: str, turned: str = "", n: int = 5) -> float:
     """Relative, of the compiled module."""
-    vm = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline=cpu_pipeline()), tvm.cpu())
+    vm = virtual_machine(mod, HOST, cpu_pipeline())
     random, real = np.random.default_rng(3), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     given = [
         random.standard_normal([x if isinstance(x, int) else n for x in shape]).astype(real)

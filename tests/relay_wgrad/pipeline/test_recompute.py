@@ -14,6 +14,7 @@ from tvm.script import relax as R
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.pipeline.recompute import Recompute
 from relay_wgrad.transform import grad
+from tests.support.compiled import virtual_machine
 
 SHAPE = (4, 8, 8, 16)
 ROW = (1, 1, 1, 16)
@@ -51,7 +52,7 @@ def stored(mod: tvm.IRModule) -> int:
 
 
 def outputs(mod: tvm.IRModule, values: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    vm = virtual_machine(mod)
     return [t.numpy() for t in vm["main"](*[tvm.runtime.tensor(v) for v in values])]
 
 

@@ -16,6 +16,7 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline, parallel_kernels
 from relay_wgrad.pipeline.reduction_init import with_first_values
 from relay_wgrad.transform import grad
 from tests.fuzz.poison import poison_bytes
+from tests.support.compiled import virtual_machine
 from tests.support.sized import module
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -47,9 +48,9 @@ CASES: list[tuple[str, Callable[..., Any], list[Any], Any]] = [
 
 def ran(mod: Any, pipeline: Any, *shapes: Sequence[int], dtype: str = "float32") -> Any:
     """Of ones, in memory that is full of NaN, after a run at other sizes."""
-    made = tvm.compile(mod, target=host_target(), relax_pipeline=pipeline)
+    made = virtual_machine(mod, host_target(), pipeline)
     name = "main_adjoint" if any(v.name_hint == "main_adjoint" for v in mod.functions) else "main"
-    main = relax.VirtualMachine(made, tvm.cpu())[name]
+    main = made[name]
     poison_bytes({4096, 8192, 16384})
     return main(*(tvm.runtime.tensor(np.ones(shape, dtype)) for shape in shapes))
 
@@ -122,8 +123,8 @@ def test_gradients_of_losses_of_an_open_batch(rows: int, dtype: str) -> None:
          lambda x, y: (x * y).var(1, correction=0).sum()),
     ):  # fmt: skip
         mod = grad(module(body, ("n", 3), ("n", 3), dtype=dtype))
-        made = tvm.compile(mod, target=host_target(), relax_pipeline=cpu_pipeline())
-        main = relax.VirtualMachine(made, tvm.cpu())["main_adjoint"]
+        made = virtual_machine(mod, host_target(), cpu_pipeline())
+        main = made["main_adjoint"]
         value, grads = main(tvm.runtime.tensor(x), tvm.runtime.tensor(x + 1))
         one, two = (torch.from_numpy(v).double().requires_grad_() for v in (x, x + 1))
         if rows:

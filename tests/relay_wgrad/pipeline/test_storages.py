@@ -13,6 +13,7 @@ from relay_wgrad.ir import op_name
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.storages import KeepStorages, LetGo
+from tests.support.compiled import virtual_machine
 
 
 def planned(size: Any) -> tvm.IRModule:
@@ -82,8 +83,7 @@ def test_a_call_has_the_memory_of_results_that_nobody_holds(name: str) -> None:
         with bb.dataflow():
             out = [bb.emit_output(relax.op.exp(x)), bb.emit_output(relax.op.tanh(x))]
         bb.emit_func_output(relax.Tuple(out))
-    built = tvm.compile(bb.get(), target="llvm", relax_pipeline=cpu_pipeline())
-    machine = relax.VirtualMachine(built, tvm.cpu())
+    machine = virtual_machine(bb.get(), "llvm", cpu_pipeline())
     given = tvm.runtime.tensor(np.linspace(-1, 1, 512 * 64, dtype="float32").reshape(512, 64))
 
     def places() -> list[int]:

@@ -13,6 +13,7 @@ from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training.step import step_module
 from relay_wgrad.transform.checkpoint import checkpoint, choose, cut_vertices
 from relay_wgrad.transform.grad import grad
+from tests.support.compiled import virtual_machine
 from tests.support.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -101,8 +102,7 @@ def test_recomputed_in_the_backward_part() -> None:
     arrays = [np.random.default_rng(i).standard_normal((4, 4)).astype("float32") for i in range(2)]
     results = []
     for func in (plain, again):
-        executable = tvm.compile(tvm.IRModule({"main_adjoint": func}), "llvm")
-        vm = relax.VirtualMachine(executable, tvm.cpu())
+        vm = virtual_machine(tvm.IRModule({"main_adjoint": func}))
         results.append(vm["main_adjoint"](*map(tvm.runtime.tensor, arrays))[1][0].numpy())
     np.testing.assert_array_equal(*results)
 

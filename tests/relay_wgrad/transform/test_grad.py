@@ -15,6 +15,7 @@ from tvm.script import relax as R
 
 import relay_wgrad
 from relay_wgrad.transform import Gradient, grad
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -51,7 +52,7 @@ def values(shapes: list[tuple[int, ...]], seed: int) -> list[np.ndarray[Any, Any
 
 
 def run(mod: tvm.IRModule, name: str, args: list[np.ndarray[Any, Any]]) -> list[Any]:
-    vm = relax.VirtualMachine(tvm.compile(mod, target=FAST), tvm.cpu())
+    vm = virtual_machine(mod, FAST)
     out = vm[name](*[tvm.runtime.tensor(a) for a in args])
     return [out[0].numpy(), *(g.numpy() for g in out[1])]
 

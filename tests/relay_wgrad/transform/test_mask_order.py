@@ -15,6 +15,7 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training.step import ADJOINT
 from relay_wgrad.transform import grad
 from relay_wgrad.transform.mask_order import masks_early
+from tests.support.compiled import virtual_machine
 
 pytestmark = pytest.mark.usefixtures("registered")
 op, nn = relax.op, relax.op.nn
@@ -46,8 +47,7 @@ def masked(mod: tvm.IRModule) -> list[list[int]]:
 
 
 def gradient(mod: tvm.IRModule, *args: Any) -> Any:
-    made = tvm.compile(mod, "llvm", relax_pipeline=cpu_pipeline())
-    vm = relax.VirtualMachine(made, tvm.cpu())
+    vm = virtual_machine(mod, "llvm", cpu_pipeline())
     return vm[ADJOINT](*map(tvm.runtime.tensor, args))[1][0].numpy()
 
 

@@ -14,6 +14,7 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training.step import ADJOINT
 from relay_wgrad.transform import grad, mixed_precision
 from relay_wgrad.transform.mixed_precision import accumulate_wide
+from tests.support.compiled import virtual_machine
 
 pytestmark = pytest.mark.usefixtures("registered")
 op, nn = relax.op, relax.op.nn
@@ -66,9 +67,9 @@ def test_gradients_are_float32_sums(half: str, wide: bool) -> None:
     mod: Any = grad(mixed_precision(forward((1, 4, 1, 1)), dtype=half), "main", wrt=["b"])
     mod = accumulate_wide(mod, ADJOINT, weight_gradients=wide)
     assert dtypes(mod, ADJOINT, "collapse_sum_to") == ["float32"]
-    made = tvm.compile(tvm.IRModule({ADJOINT: mod[ADJOINT]}), "llvm", relax_pipeline=cpu_pipeline())
+    made = virtual_machine(tvm.IRModule({ADJOINT: mod[ADJOINT]}), "llvm", cpu_pipeline())
     args = [np.ones(s, "float32") for s in (X, W, (1, 4, 1, 1))]
-    got = relax.VirtualMachine(made, tvm.cpu())[ADJOINT](*map(tvm.runtime.tensor, args))[1][0]
+    got = made[ADJOINT](*map(tvm.runtime.tensor, args))[1][0]
     np.testing.assert_array_equal(got.numpy(), np.full((1, 4, 1, 1), 3600))
 
 

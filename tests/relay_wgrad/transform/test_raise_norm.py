@@ -14,6 +14,7 @@ from tvm.ir import assert_structural_equal
 from relay_wgrad.ir import op_name
 from relay_wgrad.transform import grad
 from relay_wgrad.transform.raise_norm import RaiseBatchNorm, RaisedNorm, raise_batch_norm
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.layout_cases import calls
 
@@ -117,7 +118,7 @@ def test_a_scale_and_a_shift_of_their_own_are_gamma_and_beta() -> None:
     assert names.count("relax.add") == 1
     values = [np.random.default_rng(i).random([int(n) for n in p.ty.shape.values], "float32")
               for i, p in enumerate(params)]  # fmt: skip
-    vm = relax.VirtualMachine(tvm.compile(mod, FAST), tvm.cpu())
+    vm = virtual_machine(mod, FAST)
     got = vm["main"](*(tvm.runtime.tensor(v) for v in values)).numpy()
     a, g, b, _, _, scale, shift = (torch.tensor(v, dtype=torch.float64) for v in values)
     want = torch.nn.functional.batch_norm(a, None, None, g, b, True, 0.0, 1e-5)

@@ -16,6 +16,7 @@ from relay_wgrad.frontend import from_torch
 from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training.step import ADJOINT, converted, step_module
+from tests.support.compiled import virtual_machine
 
 pytestmark = [
     pytest.mark.usefixtures("registered"),
@@ -53,8 +54,7 @@ def graph(registered: None) -> Any:
 
 def results(module: tvm.IRModule, values: Any) -> list[Any]:
     target = legalize.cpu.host_target()
-    executable = tvm.compile(module, target, relax_pipeline=cpu_pipeline())
-    vm = relax.VirtualMachine(executable, tvm.cpu())
+    vm = virtual_machine(module, target, cpu_pipeline())
     outputs, gradients = vm[ADJOINT](*(tvm.runtime.tensor(v) for v in values))
     return [np.asarray(t.numpy()) for t in (*outputs, *gradients)]
 

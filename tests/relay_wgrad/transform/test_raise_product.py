@@ -17,6 +17,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import grad
 from relay_wgrad.transform.mixed_precision import accumulate_wide, mixed_precision
 from relay_wgrad.transform.raise_product import raise_products
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -46,8 +47,8 @@ def ops(mod: tvm.IRModule) -> list[str]:
 
 
 def run(mod: tvm.IRModule, values: list[np.ndarray]) -> list[np.ndarray]:
-    made = tvm.compile(mod, FAST, relax_pipeline=cpu_pipeline())
-    out = relax.VirtualMachine(made, tvm.cpu())["main"](*map(tvm.runtime.tensor, values))
+    made = virtual_machine(mod, FAST, cpu_pipeline())
+    out = made["main"](*map(tvm.runtime.tensor, values))
     return flat(out)
 
 

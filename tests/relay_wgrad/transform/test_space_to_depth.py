@@ -19,6 +19,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from relay_wgrad.transform import DepthEntry, SpaceToDepth, space_to_depth
 from relay_wgrad.transform.depth_blocks import FORMS, Blocks
 from relay_wgrad.transform.depth_forms import seconds
+from tests.support.compiled import virtual_machine
 from tests.support.problems import (
     random_operands,
     random_problem,
@@ -81,8 +82,7 @@ def check(problems: Sequence[ConvProblem], forms: Sequence[str], n: Any = None) 
     assert [e.reason for e in entries if not e.became] == []
     assert len(entries) == 2 * len(problems)
     relax.analysis.well_formed(out)
-    executable = tvm.compile(out, legalize.cpu.host_target(), relax_pipeline=cpu_pipeline())
-    vm = relax.VirtualMachine(executable, tvm.cpu())
+    vm = virtual_machine(out, legalize.cpu.host_target(), cpu_pipeline())
     rng = np.random.default_rng(1)
     for i, p in enumerate(problems):
         wgrad = p.with_kind(ConvKind.WGRAD)
@@ -168,11 +168,10 @@ def test_what_was_not_read() -> None:
     ):
         p = ConvProblem.parse(f"fprop {text} layout=NHWC/OHWI/NHWC")
         made = SpaceToDepth(form=form)(module([p]))
-        executable = tvm.compile(made, legalize.cpu.host_target(), relax_pipeline=cpu_pipeline())
+        vm = virtual_machine(made, legalize.cpu.host_target(), cpu_pipeline())
         rng = np.random.default_rng(0)
         (x, w), (dy, _) = (random_operands(q, rng) for q in (p, p.with_kind(ConvKind.WGRAD)))
         x[:, rows, :] = x[:, :, rows] = np.nan
-        vm = relax.VirtualMachine(executable, tvm.cpu())
         for result in vm["f0"](*map(tvm.runtime.tensor, (x, w, dy))):
             assert np.isfinite(result.numpy()).all(), text
 
@@ -185,11 +184,11 @@ def test_a_whole_row_is_no_larger() -> None:
     )
     assert Blocks.of(p, 8, "rows").width == 8
     made = SpaceToDepth(form="rows")(module([p]))
-    executable = tvm.compile(made, legalize.cpu.host_target(), relax_pipeline=cpu_pipeline())
+    executable = virtual_machine(made, legalize.cpu.host_target(), cpu_pipeline())
     rng = np.random.default_rng(0)
     (x, w), (dy, _) = (random_operands(q, rng) for q in (p, p.with_kind(ConvKind.WGRAD)))
     x[:, 4, 8] = np.inf
-    y, _ = relax.VirtualMachine(executable, tvm.cpu())["f0"](*map(tvm.runtime.tensor, (x, w, dy)))
+    y, _ = executable["f0"](*map(tvm.runtime.tensor, (x, w, dy)))
     columns = np.flatnonzero(~np.isfinite(y.numpy()).all((0, 1, 3)))
     assert columns.tolist() == [3, 4, 5]  # 2 q - 3 <= 8 <= 2 q + 3
 

@@ -10,16 +10,16 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from tvm import relax
 
 from relay_wgrad.frontend import TrainingGraph, from_onnx
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 F64 = "float64"
 
 
 def call(module: Any, function: str, arguments: list[np.ndarray]) -> Any:
-    vm = relax.VirtualMachine(tvm.compile(module, FAST), tvm.cpu())
+    vm = virtual_machine(module, FAST)
     return vm[function](*[tvm.runtime.tensor(np.asarray(a, order="C")) for a in arguments])
 
 
@@ -87,7 +87,7 @@ def check(model: onnx.ModelProto, **options: Any) -> None:
         for sign, values in moved.items():
             at = order.index(name)
             values[at] = values[at] + sign * step * direction
-    vm = relax.VirtualMachine(tvm.compile(graph.module, FAST), tvm.cpu())
+    vm = virtual_machine(graph.module, FAST)
     high, low = (
         float(vm["main"](*map(tvm.runtime.tensor, moved[sign]))[0].numpy()) for sign in (1, -1)
     )

@@ -15,6 +15,7 @@ from tvm import relax
 
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.training.step import ADJOINT, step_module
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 from .op_cases import Given
@@ -231,7 +232,7 @@ def open_graph(module: nn.Module, loss: str = "cross_entropy", batch: int = 2) -
 
 def compiled(graph: TrainingGraph) -> relax.VirtualMachine:
     """The graph's step, once for all batches."""
-    return relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
+    return virtual_machine(step_module(graph), FAST)
 
 
 class _InOrder(torch.autograd.Function):

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tvm
 from onnx.reference import ReferenceEvaluator
-from tvm import relax
 
 import relay_wgrad
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.frontend.onnx.model_source import load
 from relay_wgrad.training.optim import make_optimizer
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.onnx.models import F64, call, draw, node, relative, tiny, with_weights
 from tests.support.torch.model import torch_step
@@ -131,7 +131,7 @@ def test_updates_are_pytorchs(name: str, momentum: float) -> None:
     optimizer.init(graph.variables(graph.trainable))
     module = graph.gradient()
     module["update"] = optimizer.get_function().with_attr("global_symbol", "update")
-    vm = relax.VirtualMachine(tvm.compile(module, FAST), tvm.cpu())
+    vm = virtual_machine(module, FAST)
     values = [tvm.runtime.tensor(a) for a in graph.arguments(graph.random_batch())]
     state = optimizer.state
     x, target, w = (torch.tensor(v.numpy()) for v in values)

@@ -11,11 +11,11 @@ import torch
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional as fn
-from tvm import relax
 
 from relay_wgrad.frontend import TrainingGraph, from_onnx
 from relay_wgrad.frontend.sizes import Open
 from relay_wgrad.training.step import ADJOINT, step_module
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -107,7 +107,7 @@ def test_value_and_gradient(batch: str | None) -> None:
     graph = from_onnx(proto, batch=batch, **options)
     assert graph.inputs[0].shape == (Open(), 3, 6, 6)
     assert graph.of_batch(3).inputs == from_onnx(proto, batch=3, **options).inputs
-    vm = relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
+    vm = virtual_machine(step_module(graph), FAST)
     for count in BATCHES:
         assert difference(graph, vm, count) < 1e-12, count
 
@@ -144,7 +144,7 @@ def test_views_along_the_batch(batch: Any, parts: str) -> None:
     proto.graph.initializer.extend(numpy_helper.from_array(np.array(v), n) for n, v in more.items())
     given: Any = {"dtype": "float64", "weights": "initial", "loss": "mse"}
     graph = from_onnx(proto, batch=None if batch == "images" else "N", **given)
-    vm = relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
+    vm = virtual_machine(step_module(graph), FAST)
     for count in (1, 3):
         batch, outputs, gradients, p, wanted = stepped(graph, vm, count)
         y = logits(p, batch, count)
@@ -252,7 +252,7 @@ def test_another_stride_is_every_image(of_file: Any, batch: Any) -> None:
     """Of more images than the file had, the first ones alone were once taken."""
     options: Any = {"dtype": "float64", "weights": "initial", "loss": "mse"}
     graph = from_onnx(strided(of_file), batch=batch, **options)
-    vm = relax.VirtualMachine(tvm.compile(step_module(graph), FAST), tvm.cpu())
+    vm = virtual_machine(step_module(graph), FAST)
     for count in BATCHES if graph.is_open else [batch]:
         given = graph.random_batch(count, count if graph.is_open else None)
         outputs, gradients = vm[ADJOINT](*map(tvm.runtime.tensor, graph.arguments(given)))

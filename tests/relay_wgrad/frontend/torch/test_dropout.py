@@ -12,10 +12,10 @@ import torch
 import tvm
 from torch import nn
 from torch.nn import functional as fn
-from tvm import relax
 
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer, state
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.torch.op_cases import Given
 
@@ -79,7 +79,7 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[[], nn.Module] | None]] = {
 
 
 def loss(graph: Any, batch: dict[str, Any]) -> float:
-    vm = relax.VirtualMachine(tvm.compile(graph.module, FAST), tvm.cpu())
+    vm = virtual_machine(graph.module, FAST)
     given = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in graph.arguments(batch)]
     return float(vm["main"](*given)[0].numpy())
 

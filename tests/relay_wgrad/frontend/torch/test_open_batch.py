@@ -12,13 +12,13 @@ import torch
 import tvm
 from torch import nn
 from torch.nn import functional as fn
-from tvm import relax
 
 import byoc_cudnn
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.frontend.sizes import Open, completed, factor_and_power, spec_of, variable
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from relay_wgrad.transform import grad
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.torch.open_cases import (
     BATCHES,
@@ -136,7 +136,7 @@ def test_the_compiled_step_refuses_one_image() -> None:
         (graph.gradient(), ("main", ADJOINT)), (second, ("main_adjoint1", "main_adjoint2")),
         (half, (ADJOINT,)),
     ):  # fmt: skip
-        vm = relax.VirtualMachine(tvm.compile(mod, FAST), tvm.cpu())
+        vm = virtual_machine(mod, FAST)
         dtype = "float32" if mod is half else "float64"
         one, many = (tvm.runtime.tensor(np.ones((n, *X.shape[1:]), dtype)) for n in (1, 3))
         given = [tvm.runtime.tensor(p.numpy().astype(dtype)) for p in params]
@@ -163,7 +163,7 @@ def test_one_image_is_taken_where_it_is_the_same(function: Any) -> None:
     module = Of(function)
     graph = from_torch(module, (X,), batch="N", loss="own")
     assert graph.limits.least == 1
-    vm = relax.VirtualMachine(tvm.compile(graph.gradient(), FAST), tvm.cpu())
+    vm = virtual_machine(graph.gradient(), FAST)
     for count in (1, 2, 3):
         batch = graph.random_batch(0, count)
         outputs, gradients = vm[ADJOINT](*map(tvm.runtime.tensor, graph.arguments(batch)))

@@ -21,6 +21,7 @@ from relay_wgrad.relay.records import REGISTRY, lookup
 from relay_wgrad.relay.transform.simplify_inference import NAMES
 from relay_wgrad.relay.types import TensorType, TupleType
 from tests.support.chosen import cases_of
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.relay.gradients import FLOATS, type_of, wide
 from tests.support.relay.op_cases import CASES, Case, positive, real, whole
@@ -181,8 +182,8 @@ def programs(
     # Compiling is what takes the time: so no zeros to add, and no optimization.
     passes = [transform.ToGraphNormalForm(), transform.SimplifyExpr()]
     mod = transform.Sequential(passes)(mod)
-    built = tvm.compile(lower(mod), FAST)
-    yield made, tvm.relax.VirtualMachine(built, tvm.cpu())
+    built = virtual_machine(lower(mod), FAST)
+    yield made, built
     if not was:
         relay_wgrad.unregister()
 

@@ -15,6 +15,7 @@ from relay_wgrad.relay.infer import infer_expr
 from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.records import lookup
 from relay_wgrad.relay.types import ANY, TensorType, TupleType
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.relay.run_cases import CASES
 
@@ -31,7 +32,7 @@ def _function(case: Any, sizes: bool) -> Function:
 def _machine() -> Any:
     """Once in a process, which may come back to this file."""
     mod = IRModule({f"case{i}": _function(case, True) for i, case in enumerate(CASES)})
-    return tvm.relax.VirtualMachine(tvm.compile(lower(mod), FAST), tvm.cpu())
+    return virtual_machine(lower(mod), FAST)
 
 
 def _tensors(arrays: Any) -> list[Any]:

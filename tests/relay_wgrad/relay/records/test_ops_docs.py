@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from relay_wgrad.relay.gradients import FAMILIES
 from relay_wgrad.relay.records import REGISTRY, REQUIRED, Attr, RelayOp
 from tests.support.relay.gradients import differentiable
 from tests.support.relay.op_cases import CASES
 
 DOC = Path(__file__).parents[4] / "docs" / "reference" / "relay_operators.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->\n"
+RELAYS = {name for family in FAMILIES for name in family.RULES}  # what `gradient` has rules for
 
 
 def _attr(attr: Attr) -> str:
@@ -31,13 +33,19 @@ def differentiated() -> set[str]:
     return {CASES[index].op for index in differentiable()}
 
 
+def _gradient(op: str) -> str:
+    """The surfaces that differentiate it: its Relax form by `grad`, its call by `gradient`."""
+    found = {"Relax": op in differentiated(), "Relay": op in RELAYS}
+    return ", ".join(name for name, has in found.items() if has) or "no"
+
+
 def _row(op: RelayOp) -> str:
     attrs = ", ".join(map(_attr, op.attrs))
     cells = [
         f"`{op.name}({', '.join(op.inputs)})`",
         f"`{attrs}`" if attrs else "",
         {"relay": "Relay", "numpy": "NumPy", "torch": "PyTorch"}[op.checked],
-        "yes" if op.name in differentiated() else "no",
+        _gradient(op.name),
     ]
     return f"| {' | '.join(cells)} |"
 

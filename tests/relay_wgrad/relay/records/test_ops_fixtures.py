@@ -13,6 +13,7 @@ from relay_wgrad.relay.records import REGISTRY, lookup, show
 from relay_wgrad.relay.types import TensorType, TupleType, Type
 from relay_wgrad.transform import grad
 from tests.fixtures.relay.inputs import load
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.relay.programs import (
     PLAIN,
@@ -173,7 +174,7 @@ def behind(program: Program, results: list[str]) -> set[str]:
 def test_results_are_those_of_real_relay(name: str) -> None:
     results = results_above_noise(name)
     module = build(parse_program(name), [leaf for leaf, _ in results])
-    vm = relax.VirtualMachine(tvm.compile(module, FAST), tvm.cpu())
+    vm = virtual_machine(module, FAST)
     got = vm["main"](*(tvm.runtime.tensor(x) for x in load(name)[0].values()))
     assert len(got) == len(results)
     for ours, (_, theirs) in zip(got, results, strict=True):
@@ -216,7 +217,7 @@ def test_forward_programs_are_differentiated(name: str) -> None:
 @pytest.mark.usefixtures("registered")
 def test_the_gradient_of_the_smallnet_is_relays() -> None:
     module = grad(summed("smallnet_fwd"))
-    vm = relax.VirtualMachine(tvm.compile(module, FAST), tvm.cpu())
+    vm = virtual_machine(module, FAST)
     _, partials = vm["main_adjoint"](*map(tvm.runtime.tensor, load("smallnet_fwd")[0].values()))
     expected = outputs_of("smallnet_grad")
     assert expected is not None

@@ -17,6 +17,7 @@ from relay_wgrad.relay.records import REGISTRY, lookup
 from relay_wgrad.relay.types import TensorType, TupleType
 from relay_wgrad.transform import grad
 from tests.support.chosen import cases_of
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.relay.gradients import FLOATS, differentiable, function_of, type_of, wide, write
 from tests.support.relay.op_cases import CASES, Case
@@ -28,7 +29,7 @@ TOGETHER = 32  # cases that are compiled in one module: those that a process get
 
 def compiled(module: tvm.IRModule) -> relax.VirtualMachine:
     # Small operands: compiling is what takes the time.
-    return relax.VirtualMachine(tvm.compile(module, FAST), tvm.cpu())
+    return virtual_machine(module, FAST)
 
 
 def flat(args: tuple[Any, ...]) -> list[Any]:

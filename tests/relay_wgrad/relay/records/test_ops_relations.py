@@ -14,6 +14,7 @@ from relay_wgrad import relay
 from relay_wgrad.relay.lower import lower
 from relay_wgrad.relay.records import REGISTRY, REQUIRED, Attr, lookup
 from relay_wgrad.relay.types import ANY, TensorType, TupleType, Type
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 
 
@@ -275,7 +276,7 @@ def test_a_batch_known_only_by_the_run() -> None:
             out = bb.emit_output(exprs[y][0])
         bb.emit_func_output(out)
     assert exprs[y][1] == t(ANY, 2)
-    vm = relax.VirtualMachine(tvm.compile(bb.get(), FAST), tvm.cpu())
+    vm = virtual_machine(bb.get(), FAST)
     args = [np.ones((5, 3, 8, 8)), np.ones((4, 3, 3, 3)), np.ones(4), np.ones((2, 36))]
     got = vm["main"](*(tvm.runtime.tensor(a.astype("float32")) for a in args)).numpy()
     np.testing.assert_allclose(got, np.ones((5, 2)), rtol=1e-5)
@@ -299,7 +300,7 @@ def test_a_constant_pads_with_its_value() -> None:
     with bb.function("main", [x]):
         built = lookup("nn.pad").build(bb, [x, relax.const(3.0)], attrs, types, t(2))
         bb.emit_func_output(bb.emit(built))
-    vm = relax.VirtualMachine(tvm.compile(bb.get(), FAST), tvm.cpu())
+    vm = virtual_machine(bb.get(), FAST)
     got = vm["main"](tvm.runtime.tensor(np.ones(1, "float32"))).numpy()
     assert got.tolist() == [3.0, 1.0]
 

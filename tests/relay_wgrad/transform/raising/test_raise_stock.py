@@ -12,6 +12,7 @@ from tvm import relax
 import relay_wgrad
 from legalize.composite import StockLegalize
 from relay_wgrad.transform import ConvertLayout, raise_conv_backward
+from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
 from tests.support.problems import relative_error
 from tests.support.raise_cases import evaluate, integers, names, nn, op, program
@@ -98,7 +99,7 @@ def test_compiled(stock_gradient: tvm.IRModule) -> None:
     inputs = [x.astype("float32") for x in integers(mod)]
     results = []
     for given in (StockLegalize()(mod), out):
-        vm = relax.VirtualMachine(tvm.compile(given, target=FAST), tvm.cpu())
+        vm = virtual_machine(given, FAST)
         loss, partials = vm["main"](*map(tvm.runtime.tensor, inputs))
         results.append([loss.numpy(), *(partial.numpy() for partial in partials)])
     for got, want, exact in zip(*results, evaluate_all(mod, inputs), strict=True):
