@@ -15,6 +15,6 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus() -> None:
-    for done in run_ranks(Path(several_gpus.__file__), 2):
+    for done in run_ranks(Path(several_gpus.__file__), 2, forked=False):
         assert done.returncode == 0, done.stderr
         assert "as one process" in done.stdout

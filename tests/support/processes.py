@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,9 +20,13 @@ ENVIRONMENT = {
 
 
 def run_ranks(
-    script: Path, world: int, *args: str, env: Mapping[str, str] | None = None, timeout: float = 240
-) -> Sequence[subprocess.CompletedProcess[str]]:
-    """A script in `world` processes with a launcher's environment: how each of them ended."""
+    script: Path, world: int, *args: str, env: Mapping[str, str] | None = None,
+    timeout: float = 240, forked: bool = True,
+) -> Sequence[subprocess.CompletedProcess[str]]:  # fmt: skip
+    """A script in `world` processes with a launcher's environment: how each of them ended.
+
+    forked : from a process that has imported TVM, which CUDA does not outlive.
+    """
     with closing(socket.create_server(("127.0.0.1", 0))) as found:
         port = found.getsockname()[1]
 
@@ -30,7 +36,12 @@ def run_ranks(
             "LOCAL_WORLD_SIZE": str(world), "MASTER_PORT": str(port),
         }  # fmt: skip
         given = {**ENVIRONMENT, **place, **(env or {})}
-        return run_script(script, *args, env=given, timeout=timeout)
+        if forked:
+            return run_script(script, *args, env=given, timeout=timeout)
+        return subprocess.run(
+            [sys.executable, str(script), *args], env={**os.environ, **given}, timeout=timeout,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
 
     with ThreadPoolExecutor(world) as pool:
         return list(pool.map(run, range(world)))
