@@ -92,7 +92,7 @@ def repeated(mod: tvm.IRModule, times: int) -> tvm.IRModule:
         for binding in bindings(mod):
             var = relax.DataflowVar(binding.var.name, binding.var.ty)
             new = substitute(binding.value, value)
-            if isinstance(new, relax.Call):
+            if isinstance(new, relax.Call) and new.ty.is_missing():  # `substitute` keeps types
                 relax.expr._update_type(new, binding.value.ty)
             made.append(relax.VarBinding(var, new))
             value[binding.var] = var
