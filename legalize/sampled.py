@@ -57,10 +57,13 @@ def _gathered(tensor: Array, images: Array, places: Sequence[Array]) -> Array:
     return tensor[at].astype("float64") * inside[..., None]
 
 
-def _by_tap(problem: ConvProblem, weight: Array) -> Array:
-    """A weight as (taps, C/groups, groups, K/groups)."""
+def _over_taps(problem: ConvProblem, read: Sequence[Array], weight: Array, sums: str) -> Array:
+    """Rows of a result, from those that were read for each tap: their products with a weight as
+    (taps, C/groups, groups, K/groups), summed as `sums` says."""
+    terms = np.stack(read, 1).reshape(len(read[0]), len(read), problem.groups, -1)
     shape = (-1, problem.c // problem.groups, problem.groups, problem.k // problem.groups)
-    return weight.astype("float64").reshape(shape)
+    made = np.einsum(sums, terms, weight.astype("float64").reshape(shape), optimize=True)
+    return made.reshape(len(made), -1)
 
 
 def _taps(problem: ConvProblem) -> list[tuple[int, ...]]:
@@ -78,9 +81,7 @@ def _fprop(
 ) -> tuple[Array, Array]:
     n, *pixels = at = _drawn(grad.shape[:-1], rng)
     read = [_gathered(data, n, _read_at(problem, pixels, tap)) for tap in _taps(problem)]
-    terms = np.stack(read, 1).reshape(len(n), len(read), problem.groups, -1)
-    want = np.einsum("mtgc,tcgk->mgk", terms, _by_tap(problem, weight), optimize=True)
-    return grad[at], want.reshape(len(n), -1)
+    return grad[at], _over_taps(problem, read, weight, "mtgc,tcgk->mgk")
 
 
 def _dgrad(
@@ -94,9 +95,7 @@ def _dgrad(
         whole = [x % stride == 0 for x, stride in zip(moved, problem.strides, strict=True)]
         places = [x // stride for x, stride in zip(moved, problem.strides, strict=True)]
         read.append(_gathered(grad, n, places) * np.logical_and.reduce(whole)[:, None])
-    terms = np.stack(read, 1).reshape(len(n), len(read), problem.groups, -1)
-    want = np.einsum("mtgk,tcgk->mgc", terms, _by_tap(problem, weight), optimize=True)
-    return data[at], want.reshape(len(n), -1)
+    return data[at], _over_taps(problem, read, weight, "mtgk,tcgk->mgc")
 
 
 def _wgrad(

@@ -59,9 +59,8 @@ class Evaluator:
         distributed: bool = False,
         progress: Progress = silent,
     ) -> None:
-        device = (
-            local_device(device) if checked_bool("Evaluator: distributed", distributed) else device
-        )
+        if checked_bool("Evaluator: distributed", distributed):
+            device = local_device(device)
         self.graph, self.place = graph, place(device, on_gpu)
         self.processes = Processes.join(self.place.name) if distributed else None
         self._dtype = dtype

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -172,11 +173,12 @@ class _Bucket:
 
         self._places = places
         unit = _ALIGNED // np.dtype(dtype).itemsize
-        ends = np.cumsum([-(-math.prod(shape) // unit) * unit for shape in shapes])
-        self._flat = torch.zeros(int(ends[-1]) + 1, dtype=getattr(torch, dtype), device=device)
+        sizes = [math.prod(shape) for shape in shapes]
+        *starts, end = accumulate((-(-size // unit) * unit for size in sizes), initial=0)
+        self._flat = torch.zeros(end + 1, dtype=getattr(torch, dtype), device=device)
         self._views = [
-            self._flat[end - -(-math.prod(shape) // unit) * unit :][: math.prod(shape)].view(shape)
-            for shape, end in zip(shapes, ends.tolist(), strict=True)
+            self._flat[start : start + size].view(shape)
+            for start, size, shape in zip(starts, sizes, shapes, strict=True)
         ]
         self._results = [tvm.runtime.from_dlpack(view) for view in self._views]
 

@@ -48,10 +48,13 @@ def run_code(code: str, *args: str, **options: Any) -> subprocess.CompletedProce
 
 def _run(
     what: tuple[str, str], args: tuple[str, ...], *, cwd: Path = ROOT,
-    env: Mapping[str, str] | None = None, timeout: float = 300,
+    env: Mapping[str, str] | None = None, timeout: float = 300, forked: bool = True,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Raises subprocess.TimeoutExpired, with the child killed, after `timeout` seconds."""
-    if _COVERAGE in os.environ:
+    """Raises subprocess.TimeoutExpired, with the child killed, after `timeout` seconds.
+
+    forked : of the server that has imported TVM, in which CUDA cannot begin.
+    """
+    if _COVERAGE in os.environ or not forked:
         kind, name = what
         command = [sys.executable, "-W", "error", *(["-m"] if kind == "module" else []), name]
         return subprocess.run(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -25,7 +23,7 @@ def run_ranks(
 ) -> Sequence[subprocess.CompletedProcess[str]]:  # fmt: skip
     """A script in `world` processes with a launcher's environment: how each of them ended.
 
-    forked : from a process that has imported TVM, which CUDA does not outlive.
+    forked : as of `children`.
     """
     with closing(socket.create_server(("127.0.0.1", 0))) as found:
         port = found.getsockname()[1]
@@ -36,12 +34,7 @@ def run_ranks(
             "LOCAL_WORLD_SIZE": str(world), "MASTER_PORT": str(port),
         }  # fmt: skip
         given = {**ENVIRONMENT, **place, **(env or {})}
-        if forked:
-            return run_script(script, *args, env=given, timeout=timeout)
-        return subprocess.run(
-            [sys.executable, str(script), *args], env={**os.environ, **given}, timeout=timeout,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return run_script(script, *args, env=given, timeout=timeout, forked=forked)
 
     with ThreadPoolExecutor(world) as pool:
         return list(pool.map(run, range(world)))
