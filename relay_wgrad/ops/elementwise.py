@@ -250,13 +250,14 @@ _LOGIC = (
     _R("logical_not", np.logical_not, takes="b", slope="", torch="logical_not.default", onnx="Not",
        relay="logical_not"),
     _R("bitwise_not", np.invert, takes="bi", slope="", torch="bitwise_not.default",
-       stablehlo="not", relay="bitwise_not", built=_bitwise("not")),
+       onnx="BitwiseNot", stablehlo="not", relay="bitwise_not", built=_bitwise("not")),
     *(_R(f"logical_{name}", getattr(np, f"logical_{name}"), 2, "b", slope="",
          torch=f"logical_{name}.default", onnx=name.capitalize(), relay=f"logical_{name}")
       for name in ("and", "or", "xor")),
     *(_R(f"bitwise_{name}", getattr(np, f"bitwise_{name}"), 2, "bi", slope="",
-         torch=f"bitwise_{name}.Tensor __{name}__.Tensor", stablehlo=name,
-         relay=f"bitwise_{name}", built=_bitwise(name))
+         torch=f"bitwise_{name}.Tensor __{name}__.Tensor",
+         onnx=f"Bitwise{name.capitalize()}", stablehlo=name, relay=f"bitwise_{name}",
+         built=_bitwise(name))
       for name in ("and", "or", "xor")),
 )  # fmt: skip
 

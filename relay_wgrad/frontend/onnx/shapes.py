@@ -208,6 +208,24 @@ def pad(ctx: Context, node: Node) -> Any:
     return bordered(ctx, x, widths, mode, fill)
 
 
+def center_crop_pad(ctx: Context, node: Node) -> Any:
+    """CenterCropPad to a constant shape: zeros around, or the middle; the odd one is behind."""
+    x = ctx.tensor(node.operand(0))
+    shape = shape_of(x)
+    axes = [axis_of(a, len(shape)) for a in node.attr("axes", list(range(len(shape))))]
+    target = sizes_of(node.static(1, "the target shape"))
+    if len(target) != len(axes):
+        raise ValueError(f"shape {list(target)}: expected a size for each of the axes {axes}")
+    widths = [(0, 0)] * len(shape)
+    for axis, size in zip(axes, target, strict=True):
+        if not (isinstance(shape[axis], int) and isinstance(size, int)):
+            raise ValueError(f"axis {axis} of {shape[axis]} to {size}: expected constant sizes")
+        more = size - shape[axis]
+        before = abs(more) // 2
+        widths[axis] = (before, more - before) if more > 0 else (-before, more + before)
+    return bordered(ctx, x, widths)
+
+
 def is_end(end: Any) -> bool:
     """Whether a slice's end is that of any axis."""
     return not is_size(end) and int(end) >= 2**31 - 1
@@ -288,6 +306,7 @@ def space_to_depth(ctx: Context, node: Node) -> Any:
 
 
 SHAPES: dict[str, Callable[[Context, Node], Any]] = {
+    "CenterCropPad": center_crop_pad,
     "Concat": concat,
     "DepthToSpace": depth_to_space,
     "Expand": expand,

@@ -222,6 +222,25 @@ def logic(op: str, step: Callable[..., T]) -> Row:
     return Row(write, exact=True)
 
 
+def bits(op: str, step: Callable[..., T], since: int) -> Row:
+    """Of the value's whole part, and of a number beside it."""
+
+    def write(w: Writer) -> Step:
+        source, number = w.value, w.rng.randint(-9, 9)
+        whole = w.emit("Cast", source, to=onnx.TensorProto.INT64)
+        w.emit(op, *((whole,) if op == "BitwiseNot" else (whole, w.ints([number]))))
+        w.emit("Mul", w.emit("Cast", w.value, to=ELEM[w.dtype]), source)
+
+        def run(x: T, p: Leaves) -> T:
+            whole = x.detach().long()
+            made = step(whole) if op == "BitwiseNot" else step(whole, torch.tensor([number]))
+            return made.to(x.dtype) * x
+
+        return run
+
+    return Row(write, since, exact=True)
+
+
 def where(w: Writer) -> Step:
     mask = w.numbers.random(broadcastable(w)) < 0.5
     condition = w.stored(mask)
@@ -308,6 +327,8 @@ def _row(name: str, record: Elementwise) -> Row:
                        if s.name == name and not s.domain))  # fmt: skip
     if record.takes == "b":
         return logic(name, function)
+    if record.takes == "bi":
+        return bits(name, function, since)
     if record.gives == "bool":
         return compared(name, function, since)
     exact = record.name in EXACT

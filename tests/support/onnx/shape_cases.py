@@ -218,6 +218,29 @@ def pad(w: Writer) -> Step:
     return run
 
 
+def center_crop_pad(w: Writer) -> Step:
+    rank = len(w.shape)
+    axes = w.rng.sample(range(rank), w.rng.randint(1, rank))
+    sizes = [max(1, w.shape[a] + w.rng.randint(-3, 3)) for a in axes]
+    if w.rng.random() < 0.3:  # all of them, in order
+        axes, sizes = None, [max(1, n + w.rng.randint(-3, 3)) for n in w.shape]
+    w.emit("CenterCropPad", w.value, w.ints(sizes), axes=axes)
+
+    def run(x: T, p: Leaves) -> T:
+        for a, size in zip(axes or range(rank), sizes, strict=True):
+            more = size - x.shape[a]
+            before, after = abs(more) // 2, (abs(more) + 1) // 2
+            if more < 0:
+                x = x.narrow(a, before, size)
+            else:
+                left, right = [*x.shape], [*x.shape]
+                left[a], right[a] = before, after
+                x = torch.cat([x.new_zeros(left), x, x.new_zeros(right)], a)
+        return x
+
+    return run
+
+
 def slice_(w: Writer) -> Step:
     rank = len(w.shape)
     axes = w.rng.sample(range(rank), w.rng.randint(1, min(2, rank)))
@@ -281,8 +304,9 @@ REDUCTIONS: dict[str, Row] = {
     "ReduceSumSquare": reduced("ReduceSumSquare", lambda x, a, k: (x * x).sum(a, k)),
 }
 MOVING: dict[str, Row] = {
-    name: Row(write, exact=True)
+    name: Row(write, 18 if name == "CenterCropPad" else 9, exact=True)
     for name, write in {
+        "CenterCropPad": center_crop_pad,
         "Concat": concat, "Expand": expand, "Flatten": flatten, "Pad": pad,
         "Reshape": reshape, "SequenceAt": sequence, "Slice": slice_, "Split": split,
         "SplitToSequence": sequence, "Squeeze": squeeze, "Tile": tile, "Transpose": transpose,
