@@ -115,11 +115,11 @@ def milliseconds(seconds: float) -> str:
 
 
 def work(flop: float) -> str:
-    """`3.2 GFLOP`, `12.5 MFLOP`, `4.0 kFLOP`."""
+    """`3.2 GFLOP`, `12.5 MFLOP`, `4.0 kFLOP`, `18 FLOP`."""
     for unit, scale in (("GFLOP", 1e9), ("MFLOP", 1e6)):
         if flop >= 0.1 * scale:
             return f"{flop / scale:.1f} {unit}"
-    return f"{flop / 1e3:.1f} kFLOP"
+    return f"{flop / 1e3:.1f} kFLOP" if flop >= 100 else f"{flop:.0f} FLOP"
 
 
 def warn(scatter: float) -> None:

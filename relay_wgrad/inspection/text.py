@@ -39,16 +39,16 @@ def markdown(data: dict[str, Any]) -> str:
         rows.append(
             [
                 number, data["blocks"][block] if blocks else "", conv["kind"], conv["short"],
-                conv["layout"], conv["dtype"], _where(conv), conv.get("reason", ""),
-                conv.get("kernel", ""),
+                conv["layout"], conv["dtype"], conv.get("kernel", ""), _where(conv),
+                conv.get("reason", ""),
                 _number(conv.get("seconds"), 1e3), _number(conv.get("floor_seconds"), 1e3),
                 _number(conv.get("share_of_floor"), 100, 0),
             ]
         )  # fmt: skip
     lines += ["", "## Convolutions", ""]
     lines += _table(
-        ("#", "block", "kind", "problem", "layout", "dtype", elsewhere(facts), "reason",
-         "kernel", "ms", "floor ms", "% of floor"), rows)  # fmt: skip
+        ("#", "block", "kind", "problem", "layout", "dtype", "kernel", elsewhere(facts), "reason",
+         "ms", "floor ms", "% of floor"), rows)  # fmt: skip
     if kernels := data.get("kernels"):
         lines += ["", "## Kernels", ""]
         lines += _table(
