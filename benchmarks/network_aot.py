@@ -1,4 +1,4 @@
-"""One network by the joint graph that AOTAutograd makes of it: `benchmarks.networks --aot`."""
+"""One network by the joint graph of AOTAutograd: `benchmarks cpu networks --mode aot`."""
 
 from __future__ import annotations
 

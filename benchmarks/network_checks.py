@@ -1,4 +1,4 @@
-"""Gradients and training of whole networks beside PyTorch's: modes of `benchmarks.networks`."""
+"""Gradients and training of whole networks beside PyTorch's: modes of `benchmarks cpu networks`."""
 
 from __future__ import annotations
 
