@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import relay_wgrad
 from benchmarks import child
 from benchmarks.cpu_timing import best
+from benchmarks.errors import distance
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from legalize.cpu import host_target
 from relay_wgrad.cores import configure_threads
@@ -45,12 +45,6 @@ KINDS = (
     ("vm.builtin", "memory and calls"),
     ("", "element-wise"),
 )
-
-
-def distance(got: Sequence[np.ndarray[Any, Any]], want: Sequence[np.ndarray[Any, Any]]) -> float:
-    """Over all parameters together: the difference's norm over that of `want`."""
-    squares = [(np.sum((a - b) ** 2.0), np.sum(b**2.0)) for a, b in zip(got, want, strict=True)]
-    return float(np.sqrt(sum(s for s, _ in squares) / sum(s for _, s in squares)))
 
 
 def added_bytes(call: Callable[[], Any]) -> int:

@@ -49,6 +49,8 @@ def read(name: str) -> Result:
     facts = {**rows[0], **found}
     for each in nested:
         facts |= each if isinstance(each, dict) else {}
+    facts.setdefault("device", facts.get("gpu", facts.get("cpu")))
+    facts.setdefault("dates", facts.get("date"))
     return Result(facts, rows)
 
 

@@ -1,8 +1,9 @@
 """What an epilogue saves: a convolution with what follows it, and the kernels apart.
 
 "fused" is one kernel, "apart" the same convolution and then PyTorch's fastest function for the rest
-in place of the epilogue (one pass, one kernel), "alone" the convolution; "torch" PyTorch's own of
-all of it in channels_last with `benchmark`, of fprop.  Suites:
+in place of the epilogue, "alone" the convolution, "one pass" that and what an element-wise kernel
+of all of the rest would move, at a copy's rate; "torch" PyTorch's own of all of it in channels_last
+with `benchmark`, of fprop in half precision.  Suites:
 
   activations  fprop with a bias, as a normalization folded into it leaves one, and ReLU6 or SiLU:
                MobileNetV2's layers, by our own kernel where they are depthwise, by CUTLASS's else
@@ -29,6 +30,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import gpu_code
+from benchmarks.gpu_norm import copy_rate
 from benchmarks.gpu_timing import L2_BYTES, canonical, in_turns, relative
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from byoc_cudnn.backends.cuda_direct import codegen as direct
@@ -91,7 +93,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "strictmask": lambda y, x: torch.ops.aten.threshold_backward(y, x, 0),
     "residual": torch.add,
 }
-LIMITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-3}  # relative errors in norm
+LIMITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-3}  # relative errors in norm
 _BETA = ".set(key.beta, CUDNN_TYPE_FLOAT, {})"
 
 
@@ -162,11 +164,13 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     modules = {name: gpu_code.loaded(text, args.folder / name)
                for name, text in sources(cases, gpu_code.arch()).items()}  # fmt: skip
     numbers = {case.text: i for i, case in enumerate(cases)}
+    args.found["copy"] = copy_rate()
 
     def one(case: Case) -> Row:
         i, module = numbers[case.text], modules[case.what.library]
         in_place = modules["in_place"][f"plain{i}"] if case.what.in_place else None
-        return measure(case.what, module[f"fused{i}"], module[f"plain{i}"], in_place)
+        row = measure(case.what, module[f"fused{i}"], module[f"plain{i}"], in_place)
+        return row | {"one_pass_us": row["alone_us"] + row["moved"] / args.found["copy"] * 1e6}
 
     return one
 
@@ -225,7 +229,7 @@ def measure(what: What, fused: Any, plain: Any, in_place: Any) -> Row:
         "apart": [partial(apart, *t) for t in sets],
         "alone": [partial(plain, x, w, *own(b), y) for x, w, b, _, y in sets],
     }
-    if problem.kind is ConvKind.FPROP:
+    if problem.kind is ConvKind.FPROP and dtype != torch.float32:
         calls["torch"] = [partial(theirs, *t) for t in sets]
     if in_place is not None:
         in_place(x, w, y)  # chooses its plan
@@ -234,8 +238,8 @@ def measure(what: What, fused: Any, plain: Any, in_place: Any) -> Row:
         row["in_place_error"] = relative(canonical(y), want)
         calls["in_place"] = [partial(in_place, x, w, y) for x, w, _, _, y in sets]
     row |= {f"{side}_us": s * 1e6 for side, s in in_turns(calls, 20).items()}
-    saved = 2 * math.prod(problem.shape(result)) * y.element_size()
-    return row | {"ratio": row["fused_us"] / row["apart_us"], "bytes_saved": saved}
+    moved = 2 * y.nbytes + sum(t.nbytes for t in own(after))
+    return row | {"ratio": row["fused_us"] / row["apart_us"], "moved": moved}
 
 
 BENCHMARK = Benchmark(
@@ -247,8 +251,8 @@ BENCHMARK = Benchmark(
     columns=(
         ("suite",), ("problem", lambda row: " ".join(row["problem"].split()[:8])), ("epilogue",),
         *((side.replace("_", " "), f"{side}_us", ".1f")
-          for side in ("fused", "apart", "alone", "in_place", "torch")),
-        ("fused/apart", "ratio", ".3f"), ("MB saved", "bytes_saved", ".0f", 1e-6),
+          for side in ("fused", "apart", "alone", "one_pass", "in_place", "torch")),
+        ("fused/apart", "ratio", ".3f"), ("MB moved", "moved", ".0f", 1e-6),
         ("error", None, ".1e"), ("reason",),
     ),
 )  # fmt: skip

@@ -21,6 +21,7 @@ import tvm
 
 import byoc_cudnn
 import relay_wgrad
+from benchmarks.errors import distance
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.pipeline.cuda import cuda_pipeline
@@ -33,14 +34,6 @@ from tests.support.torch.model import prepared
 
 DTYPES = {"f32": None, "f16": "float16", "bf16": "bfloat16"}
 SCALE = 1024.0
-
-
-def distance(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
-    """Over all parameters together: ||got - want|| / ||want||."""
-    squares = [
-        (((a.double() - b) ** 2).sum(), (b**2).sum()) for a, b in zip(got, want, strict=True)
-    ]
-    return float((sum(s for s, _ in squares) / sum(s for _, s in squares)) ** 0.5)
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:

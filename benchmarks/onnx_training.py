@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +21,8 @@ from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
-from benchmarks.network_checks import FLOOR, QUICK
+from benchmarks.errors import distance, furthest
+from benchmarks.network_checks import QUICK
 from benchmarks.onnx_zoo import FAMILIES, SIZES, step
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import GradientGraph, from_onnx_training
@@ -55,30 +55,16 @@ def results(graph: GradientGraph, inputs: dict[str, np.ndarray], dtype: str) -> 
     return [value.numpy() for value in graph.results(given, list(made))]
 
 
-def worst(got: Any, wanted: dict[str, np.ndarray]) -> float:
-    """The furthest of all results from PyTorch's."""
-    total = float(np.sqrt(sum(float((w**2).sum()) for w in wanted.values())))
-    return max(
-        float(np.linalg.norm(a - w)) / max(float(np.linalg.norm(w)), FLOOR * total)
-        for a, w in zip(got, wanted.values(), strict=True)
-    )
-
-
-def together(got: Any, wanted: dict[str, np.ndarray]) -> float:
-    """The distance of all results together, of their norm."""
-    far = sum(float(((a - w) ** 2).sum()) for a, w in zip(got, wanted.values(), strict=True))
-    return float((far / sum(float((w**2).sum()) for w in wanted.values())) ** 0.5)
-
-
 def measure(name: str) -> Row:
     """A row of the table."""
     model, inputs, wanted = step(name)
+    want = list(wanted.values())
     row: Row = {"asked": asked(model)}
     for dtype in ("float64", "float32"):
         graph = from_onnx_training(model, dtype=dtype)
         got = results(graph, inputs, dtype)
-        row[dtype] = (worst if dtype == "float64" else together)(got, wanted)
-    row["pytorch"] = together(step(name, torch.float32)[2].values(), wanted)
+        row[dtype] = furthest(got, want)[0] if dtype == "float64" else distance(got, want)
+    row["pytorch"] = distance(step(name, torch.float32)[2].values(), want)
     found = kinds(graph)
     row["recognised"] = sum(kind is not ConvKind.FPROP for kind in found)
     _, report = byoc_cudnn.partition(graph.module)

@@ -25,7 +25,9 @@ def in_groups(rows: Rows, cases: Sequence[Case], worker: Worker, jobs: int) -> N
         for _, process in group:
             process.ready(rows.seconds_left)
         for case, process in group:
-            rows.keep(case, process.row(rows.seconds_left))
+            found = process.row(rows.seconds_left)
+            if "reason" not in found or rows.seconds_left > 0:  # else the budget ended it
+                rows.keep(case, found)
 
 
 class Run:

@@ -43,6 +43,10 @@ Column = tuple[Any, ...]
 where there is no other, and "a.b" is a key within another's."""
 
 
+_SHORT, _OFTEN = 100, 5.0  # rows of a file that is written after each; seconds, of a longer one
+_ASIDE = {"jobs", "seconds", "gib", "nice", "longest_turn", "png"}  # options that change no row
+
+
 class Case(NamedTuple):
     """What is measured once.
 
@@ -161,21 +165,28 @@ def _some(of: Collection[str] | None) -> Callable[[str], tuple[str, ...]]:
 class Rows:
     """Rows by the keys of their cases, and the file that they are kept in."""
 
-    def __init__(self, args: argparse.Namespace, about: Row, is_whole: Callable[[Row], bool]):
+    def __init__(
+        self, args: argparse.Namespace, about: Row, cases: Sequence[Case],
+        is_whole: Callable[[Row], bool] = lambda row: True,
+    ) -> None:  # fmt: skip
         """Ends the program where the file is of another machine, other versions or options."""
         self._path, self._about, self._again, self._is_whole = (
             args.json, about, args.failed, is_whole,
         )  # fmt: skip
+        self._names = list(cases[0].key) if cases else []
         self._until = time.monotonic() + 60 * args.time_budget
-        self._rows: list[Row] = []
-        self._lock = threading.Lock()
+        self._lock, self._saved, self._is_new = threading.Lock(), -math.inf, bool(args.merge)
+        self._rows: dict[str, Row] = {}
         kept = args.resume or args.failed
         for path in (*([args.json] if kept and args.json.exists() else []), *args.merge):
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             for what in ("machine", "versions", "options"):
                 if found.get(what) != about[what]:
                     args.error(f"{path}: other {what} than this run's")
-            self._rows += found["rows"]
+            self._rows |= {self._key(row): row for row in found["rows"]}
+
+    def _key(self, row: Row) -> str:
+        return json.dumps([row.get(name) for name in self._names])
 
     @property
     def seconds_left(self) -> float:
@@ -184,10 +195,7 @@ class Rows:
 
     def of(self, case: Case) -> Row | None:
         """The row of a case."""
-        for row in self._rows:
-            if all(name in row and row[name] == value for name, value in case.key.items()):
-                return row
-        return None
+        return self._rows.get(self._key(case.key))
 
     def misses(self, case: Case) -> bool:
         """Whether it has no whole row, or with `--failed` one that says why it failed."""
@@ -195,28 +203,25 @@ class Rows:
         return row is None or not self._is_whole(row) or (self._again and "reason" in row)
 
     def save(self) -> None:
-        """Writes the file, if there is one."""
-        if self._path:
-            output.write_json(self._path, {**self._about, "rows": self._rows})
+        """Writes the file, if there is one and it lacks a row."""
+        if self._path and self._is_new:
+            output.write_json(self._path, {**self._about, "rows": list(self._rows.values())})
+            self._saved, self._is_new = time.monotonic(), False
 
     def keep(self, case: Case, found: Row) -> None:
-        """Also in the file, so that a run which is cut short leaves a whole one."""
+        """Also in the file, so that a run which is cut short leaves a whole one.
+
+        A long file is written each few seconds, and when the run ends.
+        """
         with self._lock:
-            old = self.of(case)
-            if old is not None:
-                self._rows.remove(old)
-            self._rows.append({**case.key, **_plain(found), "date": str(date.today())})
-            self.save()
+            row = {**case.key, **found, "date": str(date.today())}
+            self._rows[self._key(case.key)] = json.loads(json.dumps(row))  # as its file has it
+            self._is_new = True
+            if len(self._rows) < _SHORT or time.monotonic() - self._saved > _OFTEN:
+                self.save()
 
 
-def _plain(row: Row) -> Row:
-    """The row as its file has it."""
-    return dict(json.loads(json.dumps(row)))
-
-
-def one_after_another(
-    rows: Rows, cases: Sequence[Case], measure: Measure, jobs: int = 1
-) -> None:  # fmt: skip
+def measure_all(rows: Rows, cases: Sequence[Case], measure: Measure, jobs: int = 1) -> None:
     """Measures each case while there is time; what one raises is its reason."""
 
     def one(case: Case) -> None:
@@ -260,20 +265,21 @@ def run(benchmark: Benchmark, name: str, args: argparse.Namespace) -> int:
         return 0
     args.found = {}  # what a benchmark adds to the file: ceilings that it measured
     about = {"benchmark": name, **facts(args.on_gpu), "options": _options(benchmark, cases, args)}
-    rows = Rows(args, about, lambda row: benchmark.is_whole(row, args))
+    rows = Rows(args, about, cases, lambda row: benchmark.is_whole(row, args))
     left = [case for case in cases if rows.misses(case) and not args.merge]
-    if args.merge:
-        rows.save()
     with tempfile.TemporaryDirectory(prefix="relay-wgrad-benchmark-") as folder:
         args.folder = Path(folder)
         # Plans and kernels are chosen afresh, unless the caller names a cache.
         os.environ.setdefault("RELAY_WGRAD_CACHE", folder)
-        if left and benchmark.run:
-            benchmark.run(rows, left, args)
-        if left and benchmark.begin:
-            measure = benchmark.begin(left, args)
-            about |= args.found
-            one_after_another(rows, left, measure, getattr(args, "jobs", 1))
+        try:
+            if left and benchmark.run:
+                benchmark.run(rows, left, args)
+            if left and benchmark.begin:
+                measure = benchmark.begin(left, args)
+                about |= args.found
+                measure_all(rows, left, measure, getattr(args, "jobs", 1))
+        finally:
+            rows.save()
         if os.environ["RELAY_WGRAD_CACHE"] == folder:
             del os.environ["RELAY_WGRAD_CACHE"]
     measured = [row for case in cases if (row := rows.of(case))]
@@ -289,8 +295,8 @@ def run(benchmark: Benchmark, name: str, args: argparse.Namespace) -> int:
 
 
 def _options(benchmark: Benchmark, cases: Sequence[Case], args: argparse.Namespace) -> Row:
-    """Those that say how it is measured; others say which cases, or how many at a time."""
-    in_keys = {key for case in cases[:1] for key in case.key} | {"jobs"}
+    """Those that say how it is measured; others say which cases, how long and where to."""
+    in_keys = {key for case in cases[:1] for key in case.key} | _ASIDE
     return {
         name: getattr(args, name)
         for name, option in benchmark.options.items()

@@ -26,6 +26,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import gpu_models, gpu_timing, network_zoo, plain_networks
+from benchmarks.errors import distance
 from benchmarks.gpu_sides import HALVES, MOST_CALLS, ROUND_MS, ROUNDS, SCALE, settings
 from benchmarks.gpu_split import host_ms
 from benchmarks.network_steps import APART, apart
@@ -237,17 +238,6 @@ def timed(sides: Sequence[Side]) -> dict[str, list[float]]:
     return rounds
 
 
-def distance(ours: torch.nn.Module, theirs: torch.nn.Module) -> float:
-    """Of all parameters and statistics together, relative to the norm of theirs."""
-    pairs = [
-        (a.double(), b.double())
-        for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
-    ]
-    return float((sum(((a - b) ** 2).sum() for a, b in pairs) / sum(
-        (b**2).sum() for _, b in pairs
-    )) ** 0.5)  # fmt: skip
-
-
 def relative(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The largest difference of two losses of a step, of theirs."""
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
@@ -285,7 +275,8 @@ def measured(case: Problem) -> Iterator[dict[str, Any] | None]:
             figures[name] |= facts_of_ours(name)
     if "eager" in figures:
         (eager,) = (side for side in sides if side.name == "eager")
-        row["state"] = distance(sides[-1].module, eager.module)
+        states = (side.module.state_dict().values() for side in (sides[-1], eager))
+        row["state"] = distance(*states)
     plain = Side("eager", case, module, images, labels)
     with alone(case), Asked() as asked:
         plain.step()

@@ -122,6 +122,14 @@ def work(flop: float) -> str:
     return f"{flop / 1e3:.1f} kFLOP" if flop >= 100 else f"{flop:.0f} FLOP"
 
 
+def memory(size: int) -> str:
+    """`1.50 GiB`, `12.5 MiB`, `4.0 KiB`."""
+    for unit, scale, digits in (("GiB", 2**30, 2), ("MiB", 2**20, 1)):
+        if size >= scale:
+            return f"{size / scale:.{digits}f} {unit}"
+    return f"{size / 2**10:.1f} KiB"
+
+
 def warn(scatter: float) -> None:
     """Says on standard error if times scatter so much that the machine must have been busy."""
     if text := timing.warning(scatter):

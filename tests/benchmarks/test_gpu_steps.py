@@ -69,7 +69,7 @@ class Fake:
             def seconds_left(self) -> float:
                 return budget - fake.now
 
-        rows = Limited(args, about, lambda row: is_whole(row, args))
+        rows = Limited(args, about, CASES, lambda row: is_whole(row, args))
         measured(rows, [case for case in CASES if rows.misses(case)], GROUPS, self.measure, 1)
         return [case.key["model"] for case in CASES if rows.misses(case)]
 

@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import child, runner
+from benchmarks import child, figures, runner
 from benchmarks.__main__ import BENCHMARKS, about, main
 from benchmarks.runner import Benchmark, Case, Option, Row
 
@@ -66,6 +67,15 @@ def test_rows_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert kept["versions"]["torch"]
     assert kept["options"] == {"steps": 3}  # the batch is a part of the key
     assert all(row["date"] == kept["date"] for row in kept["rows"])
+
+
+def test_figures_read_what_a_run_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Bench().run("--suite", "a", "--json", str(tmp_path / "rows.json"))
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    facts, rows = figures.read("rows")
+    assert facts["cpu"] == facts["device"]
+    assert (facts["steps"], facts["batch"], facts["torch"]) == (3, 2, torch.__version__)
+    assert rows[0]["network"] == "a"
 
 
 def test_rows_of_another_machine_are_not_taken(
