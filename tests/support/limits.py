@@ -10,6 +10,7 @@ import io
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,11 @@ from tvm import relax
 from tvm.script import relax as R
 
 import relay_wgrad.torch as rt
-from byoc_cudnn import partition_for_cudnn, partition_for_cutlass
+from byoc_cudnn import partition, partition_for_cudnn, partition_for_cutlass
 from relay_wgrad import check_tvm, relay
 from relay_wgrad.cli import main
 from relay_wgrad.frontend import from_onnx, from_torch
+from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.data import Data
 
@@ -38,6 +40,7 @@ CLI = "docs/reference/cli.md"
 TORCH = "docs/howto/torch.md"
 TRAINING = "docs/howto/training.md"
 CUTLASS = "docs/howto/cutlass.md"
+OPERATORS = "docs/reference/operators.md"
 
 
 class Limit(NamedTuple):
@@ -233,8 +236,8 @@ def command(*words: str) -> str:
     return said.getvalue() if code == 2 else ""
 
 
-def relax_conv(dtype: str, rank: int = 2, total: bool = False) -> Any:
-    x = relax.Var("x", R.Tensor((2, 8) + (6,) * rank, dtype))
+def relax_conv(dtype: str, rank: int = 2, total: bool = False, batch: int = 2) -> Any:
+    x = relax.Var("x", R.Tensor((batch, 8) + (6,) * rank, dtype))
     w = relax.Var("w", R.Tensor((8, 8) + (3,) * rank, dtype))
     builder = relax.BlockBuilder()
     with builder.function("main", [x, w]):
@@ -243,6 +246,19 @@ def relax_conv(dtype: str, rank: int = 2, total: bool = False) -> Any:
             result = builder.emit_output(relax.op.sum(y) if total else y)
         builder.emit_func_output(result)
     return builder.get()
+
+
+def _negative_size() -> Any:
+    n = tvm.tirx.Var("n", "int64")
+    x = relax.Var("x", R.Tensor((n,), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.zeros((n - 3,), "float32"))
+        builder.emit_func_output(result)
+    made = tvm.compile(builder.get(), "llvm", relax_pipeline=cpu_pipeline())
+    numbers = tvm.runtime.tensor(np.ones(2, "float32"))
+    return relax.VirtualMachine(made, tvm.cpu())["main"](numbers)
 
 
 def _depthwise() -> str:
@@ -291,6 +307,13 @@ PROBES = [
      lambda: _reasons(partition_for_cutlass, relax_conv("float16", 3))),
     (README, "What is not supported is refused with operator, rule and both values",
      "groups", _groups),
+    (OPERATORS, "CUTLASS and `cuda_direct` refuse them", "the kernels here are of two",
+     lambda: _reasons(partial(partition, backends=("cuda_direct",)), relax_conv("float16", 3))),
+    (OPERATORS, ("what stock TVM lets pass is refused: empty batches, negative padding, strides or "
+     "dilation below 1"), "N must be positive, got N=0", lambda: relax_conv("float32", batch=0)),
+    (OPERATORS, ("In our pipelines a tensor of a negative size is refused too, whatever made it. A "
+     "convolution that cuDNN or CUTLASS takes is not compared: a negative size is refused"),
+     "a tensor's size must be at least 0, got -1", _negative_size),
     (CUTLASS, "Depthwise and others are refused", "a kernel for each group pays for", _depthwise),
     (CLI, ("this package refuses one that holds a pickle of anything but tensors, a member that is "
      "none of a program's"), "run.so", _program_with_a_library),

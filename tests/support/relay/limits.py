@@ -5,19 +5,22 @@ Of the values without a meaning each is a constant here: what is known before th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tvm
 
 from relay_wgrad import relay
 from relay_wgrad.frontend import from_relax_script
-from relay_wgrad.relay import transform
+from relay_wgrad.relay import te, transform
 
 OPERATORS = "docs/reference/relay_operators.md"
 LAYOUTS = "docs/reference/relay_layouts.md"
 PASSES = "docs/reference/relay_passes.md"
 RELAY = "docs/howto/relay.md"
 DIALECTS = "docs/reference/dialects.md"
+API = "docs/reference/relay_api.md"
 HEADER = '#[version = "0.0.5"]\n'
 VECTOR = "%x: Tensor[(4), float32]"
 
@@ -36,6 +39,14 @@ def built(body: str, parameters: str = VECTOR, target: Any = "llvm", **options: 
 
 def of(result: relay.Expr, *parameters: relay.Var) -> relay.IRModule:
     return transform.InferType()(relay.IRModule.from_expr(relay.Function(parameters, result)))
+
+
+def ran(body: Callable[..., relay.Expr], *arguments: tuple[relay.Var, Any]) -> Any:
+    """What a program gives for the values of its parameters."""
+    parameters = [parameter for parameter, _ in arguments]
+    mod = relay.IRModule.from_expr(relay.Function(parameters, body(*parameters)))
+    run = relay.create_executor("graph", mod, tvm.cpu(), "llvm").evaluate()
+    return run(*(np.asarray(value, p.type_annotation.dtype) for p, value in arguments))
 
 
 def recursion() -> Any:
@@ -68,6 +79,31 @@ def _loss_of_no_class() -> Any:
         for value, dtype in (([[1.0, 2.0]], "float32"), ([9], "int32"), ([1, 1], "float32"))
     )
     return relay.build(of(relay.nn.nll_loss(scores, target, weight)), "llvm")
+
+
+def _two_sizes_that_broadcast() -> relay.IRModule:
+    x, y = relay.var("x", shape=(te.size_var("n"),)), relay.var("y", shape=(5,))
+    return of(x + y, x, y)
+
+
+def _tiled() -> relay.IRModule:
+    x = relay.var("x", shape=(te.size_var("n"), 3))
+    return transform.FirstOrderGradient()(of(relay.tile(x, (2, 1)), x))
+
+
+def _sevens() -> Any:
+    x = relay.var("x", shape=(te.size_var("n"), 3))
+    return relay.build(of(relay.reshape(x, (-1, 7)), x), "llvm")
+
+
+def _one_at_the_run() -> Any:
+    x, y = (relay.var(name, shape=(relay.Any(),)) for name in "xy")
+    return ran(lambda x, y: x + y, (x, np.ones(3)), (y, np.ones(1)))
+
+
+def _reshaped_to_another_number() -> Any:
+    x, shape = relay.var("x", shape=(6,)), relay.var("shape", shape=(2,), dtype="int64")
+    return ran(relay.reshape, (x, np.ones(6)), (shape, [5, 1]))
 
 
 TRANSPOSED = "%x: Tensor[(1, 4, 5, 5), float32], %w: Tensor[(4, 4, 3, 3), float32]"
@@ -145,6 +181,18 @@ PROBES = [
                    "%x: Tensor[(1, 2, 6, 6), float32]")),
     (RELAY, "a result of more than 1 TiB | refused | refused |", "more than 1,099,511,627,776",
      lambda: built("repeat(%x, repeats=1000000000000, axis=0)")),
+    (API, "`const` refuses strings by TypeError", "expected a number", lambda: relay.const("a")),
+    (API, ("Relations refuse what they refused in 0.19: two sizes that broadcast must be provably "
+     "equal (`n` with `m`, or with 5, is refused)"), "Incompatible broadcast type",
+     _two_sizes_that_broadcast),
+    (API, "cross entropy, and `concatenate` along such an axis, which refuse by name",
+     "the gradient of tile: needs known sizes", _tiled),
+    (API, ("the run compares, and refuses where it is not; where it can't compare (whether `n * 3` "
+     "is a multiple of 7, in `reshape(x, (-1, 7))`) `relay.build` refuses by name"),
+     "reshape: only the run knows whether", _sevens),
+    (API, "one that is 1 at the run is refused then", "Mismatched", _one_at_the_run),
+    (API, "It refuses what does not fit (a reshape to another number of elements", "shape[0]",
+     _reshaped_to_another_number),
     (DIALECTS, "what has changed its meaning is refused, with its place, and not guessed",
      "from_string:2:",
      lambda: read('(nn.conv2d_transpose(%x, %w, kernel_layout="IOHW"), '
