@@ -207,7 +207,8 @@ BENCHMARK = Benchmark(
     columns=(
         ("network",), ("way",), ("turn",),
         *((f"{state} {figure}", f"{state}.{figure}", ".2f") for state in STATES
-          for figure in ("first", "total", "processor", "step")),
+          for figure in ("first", "total", "processor")),
+        *((f"{state} step, ms", f"{state}.step", ".1f", 1e3) for state in STATES),
         ("reason",),
     ),
 )  # fmt: skip
