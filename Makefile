@@ -76,7 +76,7 @@ memcheck:  ## where a GPU is: offloaded convolutions and kernels of our own unde
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck ordered
 
 bench: $(STAMP)  ## the CPU kernels against PyTorch
-	$(BIN)/python -m benchmarks.cpu --quick
+	$(BIN)/python -m benchmarks cpu convolutions --quick
 
 clean:  ## remove what these targets have made
 	rm -rf $(VENV) $(SITE) build dist *.egg-info .coverage .coverage.* .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -1,44 +1,94 @@
-"""The benchmarks: `python -m benchmarks` lists them, `python -m benchmarks NAME …` runs one.
+"""The benchmarks: `python -m benchmarks` lists them, `python -m benchmarks gpu steps …` runs one.
 
-Each is a module with a command line of its own, whose first line says what it measures.
+`cpu` is also what measures the compiler, for a GPU too, and needs none.  Options of all are
+`benchmarks.runner`'s: --json FILE, --resume, --failed, --merge, --time-budget MINUTES, --dry.
 """
 
 from __future__ import annotations
 
 import ast
-import runpy
+import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+BENCHMARKS: dict[str, dict[str, str]] = {
+    "gpu": {
+        "convolutions": "gpu_convolutions",
+        "own": "gpu_own",
+        "epilogues": "gpu_epilogues",
+        "norms": "gpu_norm",
+        "stem": "gpu_stem",
+        "steps": "gpu_steps",
+        "errors": "gpu_errors",
+        "trainer": "gpu_trainer",
+        "partial": "partial_training",
+        "networks": "network_steps",
+        "compile": "torch_compile",
+        "functions": "torch_functions",
+        "digits": "digits_curves",
+    },
+    "cpu": {
+        "convolutions": "cpu_convolutions",
+        "products": "cpu_products",
+        "step": "cpu_step",
+        "training": "training",
+        "partial": "partial_training",
+        "compile": "torch_compile",
+        "functions": "torch_functions",
+        "digits": "digits_curves",
+        "first": "cpu_compile",
+        "commands": "commands",
+        "host": "step_host",
+        "networks": "networks",
+        "onnx": "onnx_training",
+        "jax": "jax_networks",
+        "relay": "relay_programs",
+        "layouts": "layout_changes",
+        "equality": "layout_equality",
+        "raising": "raising",
+        "cuda-steps": "compile_steps",
+        "cuda-memory": "step_memory",
+    },
+}
+"""Device -> name -> the module of this folder whose `BENCHMARK` it is."""
 
-def programs() -> dict[str, str]:
-    """What each measures, by name: of the modules here that run as programs."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if any(isinstance(node, ast.If) and "__main__" in ast.unparse(node) for node in tree.body):
-            found[path.stem] = (ast.get_docstring(tree) or "").split("\n")[0]
-    return found
+
+def about(module: str) -> str:
+    """What a benchmark's module says of it, without importing it."""
+    path = Path(__file__).with_name(f"{module}.py")
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
-def main() -> int:
-    known, words = programs(), sys.argv[1:]
-    if words and words[0] in known:
-        sys.argv = words
-        runpy.run_module(f"benchmarks.{words[0]}", run_name="__main__", alter_sys=True)
+def main(words: Sequence[str]) -> int:
+    device, name = (*words, "", "")[:2]
+    module = BENCHMARKS.get(device, {}).get(name)
+    if module is None:
+        table = Table("benchmark", "what it measures", box=None, pad_edge=False)
+        for key, names in BENCHMARKS.items():
+            for each, file in names.items():
+                table.add_row(f"{key} {each}", about(file).split("\n")[0])
+        Console(highlight=False).print(table)
+        if device not in ("", "-h", "--help"):
+            print(f"{' '.join(words[:2])}: none of these", file=sys.stderr)
+            return 2
         return 0
-    table = Table("benchmark", "what it measures", box=None, pad_edge=False)
-    for name, what in known.items():
-        table.add_row(name, what)
-    Console(highlight=False).print(table)
-    if words and words[0] not in ("-h", "--help"):
-        print(f"{words[0]}: none of these", file=sys.stderr)
-        return 2
-    return 0
+    # Imported once it is asked for: its packages take seconds, or are not there.
+    from benchmarks import runner
+
+    benchmark = importlib.import_module(f"benchmarks.{module}").BENCHMARK
+    prog = f"python -m benchmarks {device} {name}"
+    args = runner.parsed(benchmark, words[2:], prog, about(module), device == "gpu")
+    if args.on_gpu and not args.dry:
+        import torch
+
+        if not torch.cuda.is_available():
+            args.error("it needs an NVIDIA GPU and PyTorch for CUDA; --dry lists its cases")
+    return runner.run(benchmark, f"{device} {name}", args)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

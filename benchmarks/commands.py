@@ -1,7 +1,5 @@
 """What each command takes: seconds of a process of its own, with what it starts.
 
-    python -m benchmarks.commands [--turns 2] [--only env,inspect] [--json FILE]
-
 Commands take turns.  Each turn has an empty cache of what is compiled, in which `train` runs twice.
 The shortest of the turns counts, of wall time and of processor time; on a machine that others use
 too, the latter says more.
@@ -15,16 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.cpu_compile import processor_time
-from benchmarks.cpu_timing import cpu_model
-from relay_wgrad import output
-from relay_wgrad.cores import usable_cores
+from benchmarks.cpu_timing import processor_time
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 
 ROOT = Path(__file__).parents[1]
 _TRAIN = "train squeezenet --batch 2 --image-size 64 --steps 2 --lr 0.001 --quiet"
@@ -53,31 +46,24 @@ def measured(words: str, folder: str) -> tuple[float, float]:
     return seconds, used
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--only", default=",".join(COMMANDS), help=", ".join(COMMANDS))
-    parser.add_argument("--json", metavar="FILE")
-    args = parser.parse_args()
-    names, found = args.only.split(","), dict[str, list[tuple[float, float]]]()
-    for _ in range(args.turns):
-        with tempfile.TemporaryDirectory() as folder:
-            for name in names:
-                found.setdefault(name, []).append(measured(COMMANDS[name], folder))
-    rows = [
-        {"command": name, "words": COMMANDS[name], "seconds": min(s for s, _ in times),
-         "processor": min(p for _, p in times)}
-        for name, times in found.items()
-    ]  # fmt: skip
-    table = Table("command", "s", "processor, s")
-    for row in rows:
-        table.add_row(str(row["command"]), f"{row['seconds']:.1f}", f"{row['processor']:.1f}")
-    Console().print(table)
-    if args.json:
-        about = {"cpu": cpu_model(), "cores": len(usable_cores()), "date": str(date.today())}
-        output.write_json(args.json, {**about, "turns": args.turns, "rows": rows})
-    return 0
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for name in args.suite:
+        yield Case({"command": name, "words": COMMANDS[name]})
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
+    """Each turn has a folder, which its commands share."""
+    folders = [tempfile.mkdtemp(dir=args.folder) for _ in range(args.turns)]
+
+    def one(case: Case) -> Row:
+        seconds, processor = zip(*(measured(case.key["words"], f) for f in folders), strict=True)
+        return {"seconds": min(seconds), "processor": min(processor)}
+
+    return one
+
+
+BENCHMARK = Benchmark(
+    cases, begin, suites=COMMANDS, options={"turns": Option(2, "of all commands")},
+    columns=(("command",), ("s", "seconds", ".1f"), ("processor, s", "processor", ".1f"),
+             ("reason",)),
+)  # fmt: skip

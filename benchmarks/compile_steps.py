@@ -1,45 +1,38 @@
 """Compiles the training steps of networks for CUDA, each in a process of its own; needs no GPU.
 
-    python -m benchmarks.compile_steps [--json FILE [--resume]] [--models resnet50,attention]
-                                       [--dtypes f16,bf16,tf32,f32] [--batches 1,3,32,256]
-                                       [--backends cudnn] [--time-budget 900] [--objects]
+A step is made as `benchmarks gpu steps` makes it: channels last, its convolutions and matrix
+products to libraries, normalizations and poolings to generated kernels, the rest to TVM's, of which
+nvcc makes PTX where it is there.  With --link the whole library is built, CUTLASS's kernels among
+it, and not loaded.  A row says whether that was done, what went to a library, for each call that
+did not the reason, and the seconds of each part, by the clock and of all cores with the compilers
+that it starts, which other work on the machine changes less.
 
-A step is made as `benchmarks.gpu_training` makes it: channels last, its convolutions and matrix
-products to libraries, normalizations and poolings to generated kernels, the rest to TVM's.  A row
-says whether that was done, in how many seconds, what went to a library, and for each call that did
-not the reason.  A process that dies, or takes more time or memory than it may, is a row too; so is
-one in which a call stayed that no report names, or a kernel asks TVM's pool for memory, which a
-captured graph would lose.  Where there is an nvcc, it makes PTX of TVM's
-kernels; with --objects it builds CUTLASS's.
+A process that dies, or takes more time or memory than it may, fails; so does one in which a call
+stayed that no report names, or a kernel asks TVM's pool for memory, which a captured graph would
+lose (`silent`).  With `full` caches the same was compiled before.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
+import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from datetime import date
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from benchmarks.kept import Rows, add_options
+from benchmarks import child
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
+from relay_wgrad.frontend import BUNDLED
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": None, "f32": None}
-BATCHES = (1, 3, 32, 256)
-GIB = 1 << 30
-ROOT = Path(__file__).parents[1]
 TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
           "max_shared_memory_per_block": 49152, "thread_warp_size": 32}  # fmt: skip
+CACHES = ("empty", "full")
 
 
 # ---- networks ----------------------------------------------------------------------------------
@@ -105,56 +98,90 @@ OWN: dict[str, Callable[[int], Any]] = {
 }  # fmt: skip
 
 
-def networks() -> list[str]:
-    """The names of all networks: the small ones, then those that the onnx package ships."""
-    from relay_wgrad.frontend import BUNDLED
+def graph_of(model: str, batch: int) -> Any:
+    """The training graph of a small network of ours, a bundled one or `benchmarks.gpu_models`'."""
+    import torch
 
-    return [*OWN, *BUNDLED]
+    from benchmarks.gpu_models import build
+    from relay_wgrad.frontend import from_onnx, from_torch
+
+    if model in OWN:
+        return OWN[model](batch)
+    if model in BUNDLED:
+        return from_onnx(model, batch=batch)
+    built = build(model, batch, None)
+    x = torch.zeros(batch, 3, built.image, built.image)
+    return built.graph or from_torch(built.module, (x,))
 
 
 # ---- one row, in a process of its own ------------------------------------------------------------
 
 
-def compiled(
-    model: str, dtype: str, batch: int, backends: Sequence[str] = ("cudnn",), objects: bool = False
-) -> dict[str, Any]:
-    """What became of one step; raises what its compilation raises."""
+class Clock:
+    """Seconds of the parts of what this process does, from its begin: (by the clock, of all cores).
+
+    began : when it was started, by `time.perf_counter`.
+    """
+
+    def __init__(self, began: float) -> None:
+        self.parts: dict[str, tuple[float, float]] = {}
+        self._at = (began, 0.0)
+
+    def _now(self) -> tuple[float, float]:
+        used = os.times()
+        cores = used.user + used.system + used.children_user + used.children_system
+        return time.perf_counter(), cores
+
+    def part(self, name: str) -> None:
+        """What was done since the last part has this name."""
+        now = self._now()
+        self.parts[name] = (now[0] - self._at[0], now[1] - self._at[1])
+        self._at = now
+
+
+def measure(
+    model: str, dtype: str, batch: int, backends: Sequence[str], link: bool, began: float
+) -> Row:
+    """What became of one step; raises what its compilation raises.
+
+    began : when its process was started, by `time.perf_counter`.
+    """
+    clock = Clock(began)
     import tvm
 
     import byoc_cudnn
     import relay_wgrad
-    from byoc_cudnn.building.compiled import library_command
+    from byoc_cudnn.codegen.linked import kernels_of
     from byoc_cudnn.report import PRODUCT
-    from relay_wgrad.frontend import from_onnx
     from relay_wgrad.training.step import converted, step_module
     from tests.support.cuda_source import pool_calls
 
     relay_wgrad.register()
-    graph = OWN[model](batch) if model in OWN else from_onnx(model, batch=batch)
-    half = DTYPES[dtype]
-    began = time.perf_counter()
-    step = converted(
-        step_module(
-            graph, dtype=half, scaled=dtype == "f16", wide_weight_gradients=False, raise_norms=True
-        ), "NHWC", blocks=True,
+    clock.part("imports")
+    graph = graph_of(model, batch)
+    clock.part("network, front end")
+    step = step_module(
+        graph, dtype=DTYPES[dtype], scaled=dtype == "f16", wide_weight_gradients=False,
+        raise_norms=True,
     )  # fmt: skip
+    clock.part("gradient, precision")
+    step = converted(step, "NHWC", blocks=True)
+    clock.part("layouts")
     options: dict[str, Any] = {name: {"allow_tf32": dtype != "f32"} for name in backends}
     module, report = byoc_cudnn.partition(step, backends, products=True, **options)
-    partitioned = time.perf_counter()
-    library = byoc_cudnn.build(module, tvm.target.Target(TARGET), direct=True)
-    built = time.perf_counter()
-    if objects:
+    clock.part("partition")
+    target = tvm.target.Target(TARGET)
+    library = byoc_cudnn.build(module, target, direct=True)
+    clock.part("TVM")
+    _by_nvcc(library, target, "fatbin" if link else "ptx")
+    clock.part("TVM's kernels")
+    if link:
         with tempfile.TemporaryDirectory() as folder:
-            for i, text in enumerate(library.sources):
-                source = Path(folder, f"{i}.cc")
-                source.write_text(text, encoding="utf-8")
-                library_command(source, Path(folder, f"{i}.so"))
-    checked = _checked_by_nvcc(library)
+            library.export_library(Path(folder, "step.so"))
+        clock.part("library")
     fallbacks = Counter(f"{entry.op}: {entry.reason}" for entry in report.left)
     fallbacks.update(f"{entry.op}: {entry.reason}" for entry in library.direct if not entry.symbol)
-    row: dict[str, Any] = {
-        "partition_s": partitioned - began, "build_s": built - partitioned, "nvcc_s": checked,
-    }  # fmt: skip
+    row: Row = {"parts": clock.parts, "fallbacks": dict(fallbacks.most_common())}
     for key, are in (("convolutions", False), ("products", True)):
         found = [entry for entry in report.entries if (entry.op == PRODUCT) is are]
         row[key] = {"total": len(found), "offloaded": sum(bool(e.backend) for e in found)}
@@ -163,37 +190,36 @@ def compiled(
     silent["calls of TVM's memory pool"] = pool_calls(library.executable.mod)
     row["silent"] = {name: count for name, count in silent.items() if count}
     row["kernels"] = {
-        "generated": sum(bool(entry.symbol) for entry in library.direct), "all": len(library.direct)
-    }  # fmt: skip
-    row["fallbacks"] = dict(fallbacks.most_common())
+        "generated": sum(bool(entry.symbol) for entry in library.direct),
+        "all": len(library.direct),
+        "linked": len({name for source in library.sources for name in kernels_of(source)}),
+    }
+    row["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / child.GIB
+    if row["silent"]:
+        row["reason"] = f"silent: {row['silent']}"
     return row
 
 
-def _checked_by_nvcc(library: Any) -> float | None:
-    """Seconds in which nvcc makes PTX of TVM's kernels; None without it.
+def _by_nvcc(library: Any, target: Any, form: str) -> None:
+    """Compiles TVM's kernels where there is an nvcc; raises its errors."""
+    from tvm.support import nvcc
 
-    Raises RuntimeError with its errors.
-    """
+    from byoc_cudnn.building.ieee_cuda import exact_kernels
+    from byoc_cudnn.building.kernels import kept_kernels
     from byoc_cudnn.building.toolchain import find
 
-    nvcc = find().nvcc
-    if nvcc is None:
-        return None
-    began, modules = time.perf_counter(), [library.executable.mod]
-    while modules:
-        module = modules.pop()
-        modules += list(module.imports)
-        if str(module.kind) != "cuda":
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            source = Path(folder, "kernels.cu")
-            source.write_text(module.inspect_source("cuda"), encoding="utf-8")
-            command = [str(nvcc), f"-arch={TARGET['arch']}", "-w", "-ptx", str(source), "-o",
-                       str(source.with_suffix(".ptx"))]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"nvcc takes TVM's kernels for wrong: {done.stderr[:2000]}")
-    return time.perf_counter() - began
+    if (path := find().nvcc) is None:
+        return
+    os.environ["PATH"] += f"{os.pathsep}{Path(path).parent}"
+    for module in _modules(library.executable.mod):
+        if str(module.kind) == "cuda":
+            with target, kept_kernels(), exact_kernels():
+                text = module.inspect_source("cuda")
+                nvcc.compile_cuda(text, target_format=form, compiler="nvcc")
+
+
+def _modules(module: Any) -> list[Any]:
+    return [module, *(inner for each in module.imports for inner in _modules(each))]
 
 
 def _staying(module: Any) -> dict[str, int]:
@@ -211,99 +237,70 @@ def _staying(module: Any) -> dict[str, int]:
     return {"convolutions": convolutions, "products": names["relax.matmul"]}
 
 
-def measured(
-    key: tuple[str, str, int], more: Sequence[str], seconds: float, gib: float
-) -> dict[str, Any]:
-    """The row of one step: `compiled` in a child, or how the child ended."""
-    model, dtype, batch = key
-    row: dict[str, Any] = {"model": model, "dtype": dtype, "batch": batch}
-    began = time.perf_counter()
-    command = [sys.executable, "-m", __spec__.name, "--row", f"{model},{dtype},{batch}",
-               "--gib", str(gib), *more]  # fmt: skip
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {**row, "status": "timeout", "seconds": seconds}
-    row["seconds"] = time.perf_counter() - began
-    last = done.stdout.strip().rpartition("\n")[2]
-    if done.returncode == 0:
-        row |= json.loads(last)
-        return {**row, "status": "silent" if row["silent"] else "ok"}
-    status = "error" if done.returncode == 1 else "crash"
-    message = done.stderr.strip().splitlines()[-1:] if status == "error" else [done.stderr[-600:]]
-    return {**row, "status": status, "code": done.returncode, "message": "".join(message)}
-
-
-def _child(args: argparse.Namespace) -> int:
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (int(args.gib * GIB), hard))
-    model, dtype, batch = args.row.split(",")
-    row = compiled(model, dtype, int(batch), args.backends.split(","), args.objects)
-    row["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
-    print(json.dumps(row))
-    return 0
-
-
 # ---- all rows ------------------------------------------------------------------------------------
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles what the command line asks for; 1 where a row is not as it should be."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_steps")
-    parser.add_argument("--models", help="some of the networks, joined by commas; else all")
-    parser.add_argument("--dtypes", default=",".join(DTYPES))
-    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
-    parser.add_argument("--backends", default="cudnn", help="libraries, the preferred first")
-    parser.add_argument("--objects", action="store_true", help="build CUTLASS's kernels with nvcc")
-    add_options(parser)
-    parser.add_argument("--seconds", type=float, default=600, help="of one row, at most")
-    parser.add_argument("--gib", type=float, default=12, help="of memory for one row, at most")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.row:
-        return _child(args)
-    facts = {"date": date.today().isoformat(), "backends": args.backends}
-    rows = Rows(parser, args, ("model", "dtype", "batch"), facts)
-    wanted = {
-        "models": args.models.split(",") if args.models else networks(),
-        "dtypes": args.dtypes.split(","), "batches": args.batches.split(","),
-    }  # fmt: skip
-    known = {"models": networks(), "dtypes": list(DTYPES), "batches": None}
-    for what, names in known.items():
-        if names is not None and (unknown := [n for n in wanted[what] if n not in names]):
-            parser.error(f"--{what}: {', '.join(unknown)} is none of {', '.join(names)}")
-    if not all(n.isascii() and n.isdigit() and int(n) for n in wanted["batches"]):
-        parser.error(f"--batches must be positive numbers, got {args.batches}")
-    keys = [(m, d, int(b)) for m in wanted["models"] for b in wanted["batches"]
-            for d in wanted["dtypes"]]  # fmt: skip
-    more = ["--backends", args.backends, *(["--objects"] if args.objects else [])]
-    rows.measure(keys, lambda *key: measured(key, more, args.seconds, args.gib))
-    asked = rows.of(keys)
-    Console(width=150).print(_table(asked, len(keys)))
-    return int(any(row["status"] != "ok" for row in asked))
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    models = args.models or args.suite
+    for key in itertools.product(models, map(int, args.batches), args.dtypes, args.caches):
+        model, batch, dtype, cache = key
+        yield Case({"model": model, "dtype": dtype, "batch": batch, "cache": cache})
 
 
-def _table(rows: Sequence[dict[str, Any]], wanted: int) -> Table:
-    table = Table(title=f"{len(rows)} of {wanted} steps")
-    for name in ("model", "dtype", "batch", "status", "s", "convolutions", "products", "kernels"):
-        table.add_column(name, justify="right" if name != "model" else "left")
-    table.add_column("what stays, and why", overflow="fold")
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
+    folders: dict[tuple[Any, ...], str] = {}
+
+    def one(case: Case) -> Row:
+        *step, cache = case.key.values()
+        is_new = cache == "empty" or tuple(step) not in folders
+        if is_new:
+            folders[tuple(step)] = tempfile.mkdtemp(dir=args.folder)
+        if is_new and cache == "full":
+            compiled(*step)
+        return compiled(*step)
+
+    def compiled(*step: Any) -> Row:
+        began, cache = time.perf_counter(), folders[step]
+        given = (measure, *step, args.backends, args.link, began)
+        row = child.row(*given, seconds=args.seconds, gib=args.gib,
+                        environment={"RELAY_WGRAD_CACHE": cache})  # fmt: skip
+        return {**row, "seconds": time.perf_counter() - began}
+
+    return one
+
+
+def _share(what: str, some: str, of: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[what][some]}/{row[what][of]}"
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """The parts of each: seconds by the clock, and of all cores."""
     for row in rows:
-        counts = ["", "", ""]
-        if "convolutions" in row:
-            counts = [
-                f"{row[k]['offloaded']}/{row[k]['total']}" for k in ("convolutions", "products")
-            ]
-            counts.append(f"{row['kernels']['generated']}/{row['kernels']['all']}")
-        said = "; ".join(f"{n} {reason}" for reason, n in row.get("fallbacks", {}).items())
-        table.add_row(
-            row["model"], row["dtype"], str(row["batch"]), row["status"], f"{row['seconds']:.0f}",
-            *counts, escape(row.get("message", "") or said),
-        )  # fmt: skip
-    return table
+        parts = {**row["parts"], "all": [sum(p[i] for p in row["parts"].values()) for i in (0, 1)]}
+        said = ", ".join(f"{name} {s:.1f} ({cores:.1f})" for name, (s, cores) in parts.items())
+        step = " ".join(str(row[key]) for key in ("model", "dtype", "batch", "cache"))
+        yield f"{step}, s (of all cores): {said}"
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+BENCHMARK = Benchmark(
+    cases, begin, suites=(*OWN, *BUNDLED), summary=summary,
+    options={
+        "models": Option((), "in place of the suites', also of `benchmarks.gpu_models`"),
+        "dtypes": Option(tuple(DTYPES), "", DTYPES),
+        "batches": Option(("1", "3", "32", "256"), "images"),
+        "backends": Option(("cudnn",), "libraries, the preferred first"),
+        "link": Option(False, "build the library, with nvcc where it has kernels"),
+        "caches": Option(("empty",), "of what is compiled", CACHES),
+        "seconds": Option(600.0, "of one row, at most"),
+        "gib": Option(12.0, "of memory for one row, at most"),
+    },
+    columns=(
+        ("model",), ("dtype",), ("batch",), ("cache",), ("s", "seconds", ".0f"),
+        ("GiB", "peak_gib", ".1f"),
+        ("convolutions", _share("convolutions", "offloaded", "total")),
+        ("products", _share("products", "offloaded", "total")),
+        ("kernels", _share("kernels", "generated", "all")), ("linked", "kernels.linked"),
+        ("what stays, and why",
+         lambda row: "; ".join(f"{n} {why}" for why, n in row["fallbacks"].items())), ("reason",),
+    ),
+)  # fmt: skip

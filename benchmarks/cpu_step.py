@@ -1,42 +1,35 @@
 """A training step of a bundled network on the CPU against PyTorch's eager one, by kind of operator.
 
-    python -m benchmarks.cpu_step [--model resnet50] [--batch 4] [--layouts NHWC] [--threads N]
-                                  [--rounds 5] [--no-winograd] [--json FILE]
-
 Float32, 224x224 (or the model's size), batch statistics in batch normalization.  Both sides compute
 the loss and the gradients of all parameters; both update the running statistics.  They take turns
 in one process, and the shortest time of some rounds counts; PyTorch's is the better of contiguous
 and channels_last tensors.  Memory is what a first step adds at most to the process, which holds
 parameters and data already: PyTorch's in a process of its own, in the format that needs less.  The
-loss and the gradients are compared in the same run: with batch
-statistics rounding grows from layer to layer, so PyTorch's own distance between its two memory
-formats is printed beside ours.  The breakdown sums the times of our kernels by kind.
+loss and the gradients are compared in the same run: with batch statistics rounding grows from layer
+to layer, so PyTorch's own distance between its two memory formats is beside ours.  The breakdown
+sums the times of our kernels by kind.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import multiprocessing
-import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import relay_wgrad
-from benchmarks.cpu_timing import best, cpu_model
+from benchmarks import child
+from benchmarks.cpu_timing import best
+from benchmarks.errors import distance
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from legalize.cpu import host_target
-from relay_wgrad import output
 from relay_wgrad.cores import configure_threads
-from relay_wgrad.frontend import from_onnx
+from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.training.trainer import Trainer
 from tests.support.torch.model import prepared
 
@@ -52,12 +45,6 @@ KINDS = (
     ("vm.builtin", "memory and calls"),
     ("", "element-wise"),
 )
-
-
-def distance(got: Sequence[np.ndarray[Any, Any]], want: Sequence[np.ndarray[Any, Any]]) -> float:
-    """Over all parameters together: the difference's norm over that of `want`."""
-    squares = [(np.sum((a - b) ** 2.0), np.sum(b**2.0)) for a, b in zip(got, want, strict=True)]
-    return float(np.sqrt(sum(s for s, _ in squares) / sum(s for _, s in squares)))
 
 
 def added_bytes(call: Callable[[], Any]) -> int:
@@ -77,38 +64,33 @@ def _status(key: str) -> int:
     return int(found[1]) << 10
 
 
-def torch_bytes(model: str, batch: int, threads: int, channels_last: bool) -> int:
-    """The memory of PyTorch's step, to be called in a fresh process."""
+def torch_bytes(model: str, batch: int, threads: int, channels_last: bool) -> Row:
+    """The memory of PyTorch's step, in a fresh process."""
     torch.set_num_threads(threads)
     graph = from_onnx(model, batch=batch)
     step = prepared(
         model, graph, graph.random_batch(0), "train", channels_last=channels_last,
         follow_statistics=False,
     )  # fmt: skip
-    return added_bytes(step)
+    return {"bytes": added_bytes(step)}
 
 
-def measure(args: argparse.Namespace, layout: str) -> dict[str, Any]:
-    """One row: our step in a layout, and PyTorch's; to be called in a fresh process."""
-    configure_threads()
-    torch.set_num_threads(args.threads)
+def measure(model: str, batch: int, layout: str, winograd: bool, most: int, rounds: int) -> Row:
+    """Our step in a layout, and PyTorch's; in a fresh process."""
+    threads = configure_threads(most or None)
+    torch.set_num_threads(threads)
     relay_wgrad.register()
-    graph = from_onnx(args.model, batch=args.batch)
+    graph = from_onnx(model, batch=batch)
     start = time.perf_counter()
-    target = host_target(args.threads, allow_winograd=not args.no_winograd)
-    trainer = Trainer(graph, target, layout=layout)
+    trainer = Trainer(graph, host_target(threads, allow_winograd=winograd), layout=layout)
     compiled = time.perf_counter() - start
-    batch = graph.random_batch(0)
-    arguments = trainer.arguments(batch)
+    values = graph.random_batch(0)
+    arguments = trainer.arguments(values)
     run = trainer.compiled.vm["main_adjoint"]
     added = added_bytes(lambda: run(*arguments))
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
-        theirs_added = [
-            fresh.apply(torch_bytes, (args.model, args.batch, args.threads, x))
-            for x in (False, True)
-        ]
+    theirs_added = [child.row(torch_bytes, model, batch, threads, x) for x in (False, True)]
     steps = [
-        prepared(args.model, graph, batch, "train", channels_last=x, follow_statistics=False)
+        prepared(model, graph, values, "train", channels_last=x, follow_statistics=False)
         for x in (False, True)
     ]
     losses, gradients = [], []
@@ -117,63 +99,52 @@ def measure(args: argparse.Namespace, layout: str) -> dict[str, Any]:
         losses.append(float(loss.detach()))
         gradients.append([g.contiguous().numpy() for g in found])
     outputs, ours = run(*arguments)
-    mine = [g.numpy() for g in ours]
-    seconds, *theirs = best([lambda: run(*arguments), *steps], args.rounds)
+    seconds, *theirs = best([lambda: run(*arguments), *steps], rounds)
     kinds = dict[str, float]()
-    for name, spent in trainer.profile(batch).items():
+    for name, spent in trainer.profile(values).items():
         kind = next(kind for pattern, kind in KINDS if re.search(pattern, name))
         kinds[kind] = kinds.get(kind, 0.0) + spent
     return {
-        "model": args.model, "batch": args.batch, "layout": layout, "cpu": cpu_model(),
-        "threads": args.threads, "winograd": not args.no_winograd, "compile_s": compiled,
+        "threads": threads, "compile_s": compiled,
         "ms": seconds * 1e3, "torch_ms": min(theirs) * 1e3, "ratio": seconds / min(theirs),
         "loss": float(outputs[0].numpy()), "torch_loss": losses[0],
-        "distance": distance(mine, gradients[0]),
+        "distance": distance([g.numpy() for g in ours], gradients[0]),
         "torch_distance": distance(gradients[1], gradients[0]),
-        "planned_bytes": trainer.compiled.planned_bytes,
-        "added_bytes": added, "torch_added_bytes": min(theirs_added),
+        "planned_bytes": trainer.compiled.planned_bytes, "added_bytes": added,
+        "torch_added_bytes": min(row["bytes"] for row in theirs_added),
         "kinds_ms": dict(sorted(((k, 1e3 * t) for k, t in kinds.items()), key=lambda x: -x[1])),
     }  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_step")
-    parser.add_argument("--model", default="resnet50")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--layouts", default="NHWC")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-winograd", action="store_true")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
-    if args.threads:
-        os.environ["TVM_NUM_THREADS"] = str(args.threads)
-    args.threads = configure_threads()
-    rows = []
-    for layout in args.layouts.split(","):
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=spawn) as fresh:  # unlike a pool's, it may have more
-            rows.append(fresh.submit(measure, args, layout).result())
-    console = Console()
-    for row in rows:
-        table = Table(title=f"{row['model']}, batch {row['batch']}, {row['layout']}")
-        table.add_column("kind")
-        table.add_column("ms", justify="right")
-        for kind, spent in row["kinds_ms"].items():
-            table.add_row(kind, f"{spent:.1f}")
-        console.print(table)
-        console.print(
-            f"{row['cpu']}, {row['threads']} threads: step {row['ms']:.0f} ms, PyTorch"
-            f" {row['torch_ms']:.0f} ms, ratio {row['ratio']:.2f}; loss {row['loss']:.4f} and"
-            f" {row['torch_loss']:.4f}; gradients {row['distance']:.1e} away from PyTorch's, its"
-            f" two memory formats {row['torch_distance']:.1e} from each other; memory"
-            f" {row['added_bytes'] / 2**20:.0f} MiB, PyTorch's"
-            f" {row['torch_added_bytes'] / 2**20:.0f} MiB"
-        )
-    if args.json:
-        output.write_json(args.json, rows)
-    return 0
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for model in args.suite:
+        for layout in args.layouts:
+            yield Case({"model": model, "batch": args.batch, "layout": layout,
+                        "winograd": not args.no_winograd})  # fmt: skip
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
+    return lambda case: child.row(measure, *case.key.values(), args.threads, args.rounds)
+
+
+BENCHMARK = Benchmark(
+    cases, begin, suites=BUNDLED, by=("layout",),
+    options={
+        "batch": Option(4, "images"),
+        "layouts": Option(("NHWC",), "", ("NHWC", "NCHW")),
+        "threads": Option(0, "at most; as many as cores, if 0"),
+        "rounds": Option(5, "in which all take turns"),
+        "no_winograd": Option(False, "direct sums alone"),
+    },
+    summary=lambda rows: (
+        f"{row['model']} {row['layout']}, ms: {kind} {ms:.1f}"
+        for row in rows for kind, ms in row["kinds_ms"].items()
+    ),
+    columns=(
+        ("model",), ("layout",), ("threads",), ("ms", None, ".0f"), ("PyTorch", "torch_ms", ".0f"),
+        ("ratio", None, ".2f"), ("loss", None, ".4f"), ("PyTorch's", "torch_loss", ".4f"),
+        ("gradients away", "distance", ".1e"), ("PyTorch's", "torch_distance", ".1e"),
+        ("MiB", "added_bytes", ".0f", 2**-20), ("PyTorch's", "torch_added_bytes", ".0f", 2**-20),
+        ("reason",),
+    ),
+)  # fmt: skip

@@ -1,11 +1,10 @@
-"""The machine's part of `benchmarks.cpu`: its name, and times taken in turns."""
+"""Times on a CPU, taken in turns; and of its cores."""
 
 from __future__ import annotations
 
-import platform
+import resource
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 Call = Callable[[], Any]
@@ -59,15 +58,7 @@ def _is_confirmed(times: Sequence[float]) -> bool:
     return bool(others) and others[0] <= _SAME * first
 
 
-def cpu_model() -> str:
-    """The CPU's name with what tells its kind: an anonymous name is all that some hosts give."""
-    path = Path("/proc/cpuinfo")
-    facts = dict[str, str]()
-    if path.exists():
-        for line in path.read_text().split("\n\n")[0].splitlines():
-            key, _, value = line.partition(":")
-            facts[key.strip()] = value.strip()
-    name = facts.get("model name", platform.processor() or platform.machine())
-    words = [f"{x} {facts[key]}" for x, key in (("family", "cpu family"), ("model", "model"))
-             if key in facts]  # fmt: skip
-    return ", ".join([name, *words])
+def processor_time() -> float:
+    """Of this process, of all that it has waited for, and of those that they waited for."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)

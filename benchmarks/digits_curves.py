@@ -1,14 +1,9 @@
 """Training on images of digits: losses and accuracy beside PyTorch's, over seeds.
 
-    python -m benchmarks.digits_curves [--sides cpu,cuda,cuda:bfloat16,torch:cpu,torch:cuda]
-                                       [--seeds 3] [--steps 300] [--data FILE.npz]
-                                       [--json FILE] [--png FILE] [--beside FILES]
-
 The network, the images and their order are those of examples/digits.py.  A side is a device and a
 dtype; all begin at the same parameters and see the same batches.  "resumed" says whether a trainer
 that went on from a saved state half-way has the parameters of one that was never interrupted, bit
-for bit.  `--beside` shows sides that ran elsewhere, by their `--json`, so that sides of two
-machines, or those of one in processes side by side, come into one table and one picture.
+for bit.  Sides of two machines come into one table and one picture by `--beside` with their files.
 """
 
 from __future__ import annotations
@@ -19,18 +14,16 @@ import importlib.util
 import json
 import statistics
 import tempfile
-from datetime import date
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import relay_wgrad
-from relay_wgrad import output
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer, state
@@ -125,45 +118,34 @@ def pytorch(task: Task, device: str, steps: int) -> dict[str, Any]:
     return {"losses": [float(v) for v in losses], "right": task.right(module)}
 
 
-def run(side: str, task: Task, steps: int) -> dict[str, Any]:
-    """One training of a side: "torch:" and a device, or a device, or a device ":" and a dtype."""
+SIDES = ("cpu", "torch:cpu")
+ON_GPU = ("cpu", "cuda", "cuda:float16", "cuda:bfloat16", "torch:cpu", "torch:cuda")
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for side in args.sides or (ON_GPU if args.on_gpu else SIDES):
+        yield Case({"side": side, "seeds": args.seeds, "steps": args.steps})
+
+
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
+    relay_wgrad.register()
+    configure_threads()
+    tasks = [Task(seed, args.data or None) for seed in range(args.seeds)]
+    return lambda case: trained(case.key["side"], tasks, args.steps)
+
+
+def trained(side: str, tasks: Sequence[Task], steps: int) -> Row:
+    """A run for each seed; a side is "torch:" and a device, or a device, or it, ":" and a dtype."""
     if side.startswith("torch:"):
-        return pytorch(task, side.partition(":")[2], steps)
-    device, _, dtype = side.partition(":")
-    return ours(task, device, dtype or None, steps)
+        runs = [pytorch(task, side.partition(":")[2], steps) for task in tasks]
+    else:
+        device, _, dtype = side.partition(":")
+        runs = [ours(task, device, dtype or None, steps) for task in tasks]
+    differs = any(run.get("resumed") is False for run in runs)
+    return {"runs": runs, **({"reason": "a resumed training differs"} if differs else {})}
 
 
-def earlier(paths: str | None, seeds: int, steps: int) -> list[dict[str, Any]]:
-    """Rows of other runs' JSON; ValueError where they had other seeds or steps."""
-    rows: list[dict[str, Any]] = []
-    for path in paths.split(",") if paths else ():
-        rows += json.loads(Path(path).read_text())["rows"]
-    for row in rows:
-        had = len(row["runs"]), len(row["runs"][0]["losses"])
-        if had != (seeds, steps):
-            raise ValueError(
-                f"{row['side']}: {had[0]} seeds of {had[1]} steps, not {seeds} of {steps}"
-            )
-    return rows
-
-
-def show(rows: list[dict[str, Any]], title: str, held: int) -> None:
-    """Last losses, accuracy and what resuming gave, a line a side."""
-    table = Table(title=title)
-    for column in ("side", "last losses", f"right of {held}", "resumed"):
-        table.add_column(column)
-    for row in rows:
-        runs = row["runs"]
-        last = ", ".join(f"{statistics.fmean(r['losses'][-20:]):.4f}" for r in runs)
-        same = {r["resumed"] for r in runs if "resumed" in r}
-        table.add_row(
-            row["side"], last, ", ".join(str(r["right"]) for r in runs),
-            "" if not same else "differs" if False in same else "same bits",
-        )  # fmt: skip
-    Console(width=110).print(table)
-
-
-def draw(rows: list[dict[str, Any]], path: str) -> None:
+def draw(rows: Sequence[Row], path: str) -> None:
     """Each side's losses, a running mean over ten steps, of its first seed."""
     import matplotlib
 
@@ -180,33 +162,28 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main() -> int:
-    """1 where a resumed training differs, or a side is outside of the others' seeds."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.digits_curves")
-    both = "cpu,torch:cpu"
-    if torch.cuda.is_available():
-        both = "cpu,cuda,cuda:float16,cuda:bfloat16,torch:cpu,torch:cuda"
-    parser.add_argument("--sides", default=both)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--data", metavar="FILE", help="an .npz with `images` and `labels`")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--png", metavar="FILE")
-    parser.add_argument("--beside", metavar="FILES", help="earlier --json, separated by commas")
-    args = parser.parse_args()
-    relay_wgrad.register()
-    configure_threads()
-    tasks = [Task(seed, args.data) for seed in range(args.seeds)]
-    rows = earlier(args.beside, args.seeds, args.steps)
-    for side in args.sides.split(",") if args.sides else ():
-        rows.append({"side": side, "runs": [run(side, task, args.steps) for task in tasks]})
-    show(rows, f"digits, {args.steps} steps, {args.seeds} seeds", len(tasks[0].held[1]))
-    if args.json:
-        output.write_json(args.json, {"date": date.today().isoformat(), "rows": rows})
+def finish(rows: Sequence[Row], args: argparse.Namespace) -> None:
+    """The picture, with sides that ran elsewhere."""
+    files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.beside]
     if args.png:
-        draw(rows, args.png)
-    return int(any(r.get("resumed") is False for row in rows for r in row["runs"]))
+        draw([*rows, *(row for found in files for row in found["rows"])], args.png)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+BENCHMARK = Benchmark(
+    cases, begin, finish=finish,
+    options={
+        "sides": Option((), f"of {', '.join(ON_GPU)}"),
+        "seeds": Option(3, "of parameters and orders"),
+        "steps": Option(300, "of a training"),
+        "data": Option("", "an .npz with `images` and `labels`"),
+        "png": Option("", "a file for the picture"),
+        "beside": Option((), "files of other runs, for the picture"),
+    },
+    columns=(
+        ("side",),
+        ("last losses", lambda row: ", ".join(f"{statistics.fmean(run['losses'][-20:]):.4f}"
+                                              for run in row["runs"])),
+        ("right", lambda row: ", ".join(str(run["right"]) for run in row["runs"])),
+        ("resumed", lambda row: all(run["resumed"] for run in row["runs"])), ("reason",),
+    ),
+)  # fmt: skip

@@ -16,9 +16,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks import gpu_against
+from benchmarks import cpu_compile
+from benchmarks.gpu_steps import ratio
 
 RESULTS = Path(__file__).parent / "results"
 README = RESULTS.parents[1] / "README.md"
@@ -27,9 +28,30 @@ BEGIN, END = "<!-- figures: python -m benchmarks.figures --write -->", "<!-- end
 KINDS = ("fprop", "dgrad", "wgrad")
 
 
-def read(name: str) -> Any:
+class Result(NamedTuple):
     """A file of results."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+    facts: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+def read(name: str) -> Result:
+    """A file of results, of today's form (`benchmarks.runner`) or of one that is in the folder.
+
+    Those have rows alone, or by keys, and facts beside them, under "about", or in each row.
+    """
+    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    found = {"rows": found} if isinstance(found, list) else found
+    rows = found.pop("rows")
+    if isinstance(rows, dict):
+        rows = [{"key": key, **row} for key, row in rows.items()]
+    nested = [found[key] for key in ("about", "machine", "versions", "options") if key in found]
+    facts = {**rows[0], **found}
+    for each in nested:
+        facts |= each if isinstance(each, dict) else {}
+    facts.setdefault("device", facts.get("gpu", facts.get("cpu")))
+    facts.setdefault("dates", facts.get("date"))
+    return Result(facts, rows)
 
 
 def _by_kind(rows: Iterable[dict[str, Any]]) -> str:
@@ -47,10 +69,10 @@ def _slowest_cpu_rows() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The machine, and of three runs the slowest row of each problem."""
     runs = [read(f"cpu_avx2_{i}") for i in (1, 2, 3)]
     slowest: dict[str, dict[str, Any]] = {}
-    for row in (row for run in runs for row in run["rows"]):
+    for row in (row for run in runs for row in run.rows):
         if row["ratio"] >= slowest.get(row["problem"], row)["ratio"]:
             slowest[row["problem"]] = row
-    return runs[0]["machine"], list(slowest.values())
+    return runs[0].facts, list(slowest.values())
 
 
 def cpu_layers() -> list[str]:
@@ -63,19 +85,19 @@ def cpu_layers() -> list[str]:
 
 
 def cpu_step() -> list[str]:
-    rows = read("cpu_step")
+    facts, rows = read("cpu_step")
     ours = min(rows, key=lambda row: row["ms"])
     theirs = min(row["torch_ms"] for row in rows)
     return [
         f"{ours['model']}, batch {ours['batch']}, loss and gradients",
-        f"{ours['cpu']}, {ours['threads']} cores, {ours['date']}",
+        f"{facts['cpu']}, {ours['threads']} cores, {ours['date']}",
         f"{ours['ms']:.0f} ms, PyTorch eager {theirs:.0f}",
     ]
 
 
 def first_gradients() -> list[str]:
-    found = read("cpu_compile_small")
-    rows = {row["way"]: row for row in found["rows"]}
+    facts, runs = read("cpu_compile_small")
+    rows = {row["way"]: row for row in (cpu_compile.medians(runs) if "turn" in facts else runs)}
     ways = (
         ("trainer", "`Trainer`"),
         ("compile", "`torch.compile`, ours"),
@@ -85,28 +107,27 @@ def first_gradients() -> list[str]:
             for way, name in ways)  # fmt: skip
     return [
         "seconds to the first gradients, 25,000 parameters, first / second process",
-        f"{found['cpu']}, {found['cores']} cores, {found['date']}",
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['date']}",
         ", ".join(said),
     ]
 
 
 def gpu_steps() -> list[str]:
-    found = read("gpu_against_h200")
-    rows = [row for row in found["rows"] if row["batch"] == 128]
-    ratios = [gpu_against.ratio(row) for row in rows]
+    facts, rows = read("gpu_against_h200")
+    rows = [row for row in rows if row["batch"] == 128]
+    ratios = [ratio(row) for row in rows]
     models = {row["model"] for row in rows}
     sides = "beside the best of eager, torch.compile and torch.compile with CUDA graphs"
     return [
         f"forward and backward of {len(models)} networks, batch 128, three dtypes, {sides}",
-        f"{rows[0]['gpu']}, PyTorch {rows[0]['torch'].partition('+')[0]}, {found['dates']}",
+        f"{facts['gpu']}, PyTorch {facts['torch'].partition('+')[0]}, {facts['dates']}",
         f"time ratio {geometric_mean(ratios):.2f} of {len(ratios)} {_range(ratios)}",
     ]
 
 
 def cudnn_layers() -> list[str]:
-    found = read("cudnn_h200")
-    rows = [row for row in found["rows"] if row.get("ratio")]
-    about = found["about"]
+    about, rows = read("cudnn_h200")
+    rows = [row for row in rows if row.get("ratio")]
     return [
         f"{len(rows)} convolutions offloaded to cuDNN, beside PyTorch's with `benchmark`",
         f"{about['gpu']}, PyTorch {about['torch'].partition('+')[0]}, {about['date'][:10]}",
@@ -115,11 +136,11 @@ def cudnn_layers() -> list[str]:
 
 
 def depthwise() -> list[str]:
-    found = read("gpu_depthwise_batches_h200")
-    ratios = [row["us"] / row["torch_us"] for row in found["rows"]]
+    facts, rows = read("gpu_depthwise_batches_h200")
+    ratios = [row["ratio"] if "ratio" in row else row["us"] / row["torch_us"] for row in rows]
     return [
         f"{len(ratios)} depthwise convolutions by kernels of our own, float16, beside PyTorch's",
-        f"{found['device']}, PyTorch 2.11, {found['date']}",
+        f"{facts['device']}, PyTorch 2.11, {facts['date']}",
         f"time ratio {geometric_mean(ratios):.2f}; slowest {max(ratios):.2f}",
     ]
 
@@ -163,8 +184,7 @@ def _mean(ratios: Sequence[float]) -> str:
 
 
 def cpu_steps() -> Table:
-    rows = read("cpu_step")
-    first = rows[0]
+    first, rows = read("cpu_step")
     where = (
         f"{first['model']}, float32, batch {first['batch']}, loss and gradients. {first['cpu']},"
         f" {first['threads']} threads, {first['date']}; `cpu_step.json`."
@@ -178,40 +198,46 @@ def cpu_steps() -> Table:
 
 
 def partial_steps() -> Table:
-    found = read("partial_training_cuda")
-    rows = found["rows"]
+    facts, found = read("partial_training_cuda")
+    rows = {_partial(row): row for row in found}
     names = {"all": "all", "last": "the last ten tensors",
              "norms": "scale and bias of the norms", "biases": "`*.bias`"}  # fmt: skip
     lines = []
     for key, ours in rows.items():
-        network, what, side = key.split()
+        network, what, side = key
         if side != "ours":
             continue
-        eager = rows[f"{network} {what} channels_last"]
+        eager = rows[network, what, "channels_last"]
         figures = (f"{1e3 * ours['seconds']:.1f}", f"{1e3 * eager['seconds']:.1f}",
                    f"{ours['peak'] / MIB:.0f}", f"{eager['peak'] / MIB:.0f}")  # fmt: skip
         lines.append([f"{network}, {names[what]}", *figures])
-    date = next(iter(rows.values()))["date"]
     where = (
-        f"{found['dtype']}, batch {found['batch']}, beside PyTorch eager in channels_last with"
-        f" autocast and `benchmark`. {found['device']}, {date}; `partial_training_cuda.json`."
+        f"{facts['dtype']}, batch {facts['batch']}, beside PyTorch eager in channels_last with"
+        f" autocast and `benchmark`. {facts['device']}, {found[0]['date']};"
+        " `partial_training_cuda.json`."
     )
     head = ["network, what is trained", "ours, ms", "eager, ms", "ours, MiB", "eager, MiB"]
     return "A part of the parameters on a GPU", where, head, lines
 
 
+def _partial(row: dict[str, Any]) -> tuple[str, ...]:
+    """(network, part, side) of a row."""
+    return tuple(row["key"].split() if "key" in row else (row["network"], row["part"], row["side"]))
+
+
 def gpu_networks() -> Table:
-    rows = [row for row in read("gpu_against_h200")["rows"] if row["batch"] == 128]
+    facts, rows = read("gpu_against_h200")
+    rows = [row for row in rows if row["batch"] == 128]
     sides = {"ours": "ours", "eager": "eager", "compile": "torch.compile", "graphs": "CUDA graphs"}
     lines = []
     for row in sorted(rows, key=lambda row: (row["dtype"], row["model"])):
         cells = [_ms_and_mib(row["sides"].get(side)) for side in sides]
-        ratio = f"{gpu_against.ratio(row):.2f}"
-        lines.append([f"{row['model']}, {row['dtype']}", *cells, ratio, row["when"][:10]])
+        when = row.get("when", row.get("date", ""))[:10]
+        lines.append([f"{row['model']}, {row['dtype']}", *cells, f"{ratio(row):.2f}", when])
     where = (
         'Forward and backward at batch 128: ms, in brackets MiB of the device. "CUDA graphs" are'
         " torch.compile's; the ratio is to the best of PyTorch's. One call a row."
-        f" {rows[0]['gpu']}, PyTorch {rows[0]['torch']}; `gpu_against_h200.json`."
+        f" {facts['gpu']}, PyTorch {facts['torch']}; `gpu_against_h200.json`."
     )
     head = ["network", *(f"{name}, ms (MiB)" for name in sides.values()), "ratio", "date"]
     return "Training steps on a GPU", where, head, lines
@@ -222,9 +248,8 @@ def _ms_and_mib(side: dict[str, Any] | None) -> str:
 
 
 def gpu_layers() -> Table:
-    found = read("cudnn_h200")
-    rows = [row for row in found["rows"] if row.get("ratio")]
-    about = found["about"]
+    about, rows = read("cudnn_h200")
+    rows = [row for row in rows if row.get("ratio")]
     networks = {name for row in rows for name in row["uses"]}
     lines = []
     for mode in dict.fromkeys(row["mode"] for row in rows):
@@ -241,17 +266,17 @@ def gpu_layers() -> Table:
 
 
 def commands() -> Table:
-    found = read("commands")
+    facts, rows = read("commands")
     lines = [
         [row["command"], f"`{row['words'].replace('{folder}/', '')}`", f"{row['processor']:.1f}"]
-        for row in found["rows"]
+        for row in rows
     ]
-    turns = found["turns"]
+    turns = facts["turns"]
     runs = "one run" if turns == 1 else f"the shortest of {turns} runs"
     where = (
         "Seconds of processor time from the command's start to its end, with an empty cache but for"
-        f" the second `train`; {runs} on a machine that others used too. {found['cpu']},"
-        f" {found['cores']} cores, {found['date']};"
+        f" the second `train`; {runs} on a machine that others used too. {facts['cpu']},"
+        f" {facts['cores']} cores, {facts['date']};"
         " `commands.json`."
     )
     return "Commands", where, ["command", "words", "processor, s"], lines

@@ -1,15 +1,15 @@
-"""What `benchmarks.gpu` runs, and the code that is generated for it: nothing here needs a GPU."""
+"""The cases of `benchmarks gpu convolutions`, and code for them: nothing here needs a GPU."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu_code
 from byoc_cudnn import BACKENDS as TABLE
 from byoc_cudnn.backends.base import option_names
 from byoc_cudnn.backends.cuda_direct import codegen as direct_code
@@ -18,7 +18,6 @@ from byoc_cudnn.backends.cudnn import codegen as cudnn_code
 from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass import codegen as cutlass_code
 from byoc_cudnn.backends.cutlass.model import choose
-from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvProblem
 from tests.support.layers import Layer, suite
@@ -33,6 +32,7 @@ BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "wgmma": ("cutlass", {"arch": 90, "wgmma": True}),
     "tuned": ("cutlass", {"arch": 90, "wgmma": True}),
     "direct": ("cuda_direct", {"arch": 90}),
+    "generated": ("tvm", {}),
 }
 _CODES = {"cudnn": cudnn_code, "cutlass": cutlass_code, "cuda_direct": direct_code}
 PLANS = {name: code.PLANS for name, code in _CODES.items()}
@@ -137,13 +137,20 @@ def _add(
     fits = fitted(problem, problem.n, MOST_FLOP[mode], library)
     if fits is None:
         raise ValueError(f"{suite_name} {layer.name}: one image is too much")
-    if not TABLE[library].takes(fits):
+    if not takes(library, mode, fits):
         return
     key = (fits.repro(), mode, layer.transposed, backend)
     if key not in found:
         symbol = f"case{len(found)}"
         found[key] = Case(layer.name, mode, fits, layer.transposed, symbol, backend)
     found[key].uses[suite_name] = found[key].uses.get(suite_name, 0) + layer.count
+
+
+def takes(library: str, mode: str, problem: ConvProblem) -> bool:
+    """Whether a backend's static rules do; TVM's kernels are asked for where tf32 is not."""
+    if library == "tvm":
+        return problem.groups == 1 and mode in ("f16", "f32")
+    return bool(TABLE[library].takes(problem))
 
 
 def common(found: Sequence[Case], backends: Sequence[str]) -> list[Case]:
@@ -206,33 +213,15 @@ def build(all_cases: Sequence[Case], folder: Path) -> dict[str, Path]:
     }
 
 
-def _gpu() -> int | None:
-    """The GPU to build kernels for, as nvcc numbers it."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
-
-
 def _build(share: Sequence[Case], stem: Path) -> Path:
-    source, library = stem.with_suffix(".cc"), stem.with_suffix(".so")
-    regions = [case.region() for case in share]
-    vendor = share[0].vendor
-    code = _CODES[vendor]
-    text = code.generate(regions) if vendor == "cudnn" else code.generate(regions, _gpu())
-    source.write_text(text, encoding="utf-8")
-    command = library_command(source, library)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:4000]}")
-    return library
+    regions, code = [case.region() for case in share], _CODES[share[0].vendor]
+    text = code.generate(regions) if code is cudnn_code else code.generate(regions, gpu_code.arch())
+    return gpu_code.built(text, stem)
 
 
 def _kernel(case: Case) -> str:
     """The kernel of a CUTLASS case, and its slices, as `PLANS` has them."""
-    choice = choose(case.problem, (), cutlass.Options(**case.region().options), _gpu())
+    choice = choose(case.problem, (), cutlass.Options(**case.region().options), gpu_code.arch())
     return f"{choice.kernel.name} slices={choice.slices}\t"
 
 

@@ -1,4 +1,4 @@
-"""The networks of `benchmarks.gpu_training --against`, as PyTorch modules with seeded weights.
+"""The networks of `benchmarks gpu steps`, as PyTorch modules with seeded weights.
 
 A name is one of torchvision's (`resnet50`, `mobilenet_v2`, …) or timm's, imported when it is asked
 for; `unet`, ours; or `onnx:` and a bundled network, whose weights are then those that `from_onnx`
@@ -14,56 +14,21 @@ import torch
 from torch import nn
 
 from benchmarks.network_zoo import torchvision_models
+from benchmarks.plain_networks import CLASSES, UNet
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from tests.support.torch.onnx_module import OnnxModule
 
 TORCHVISION = (
     "resnet50", "mobilenet_v2", "efficientnet_b0", "vgg16", "densenet121", "squeezenet1_1",
 )  # fmt: skip
-DEFAULT = (*TORCHVISION, "unet", "onnx:inception_v1")
+SUITES = {
+    "known": (*TORCHVISION, "unet", "onnx:inception_v1"),
+    "held": ("wide_resnet50_2", "resnext50_32x4d", "regnet_x_400mf", "mobilenet_v3_large",
+             "mnasnet1_0", "shufflenet_v2_x1_0", "vgg11_bn", "efficientnet_v2_s"),
+}  # fmt: skip
+"""Those that kernels and rules were chosen by, and others."""
 _SYNONYMS = {"squeezenet": "squeezenet1_1"}
 _RANDOM = ("Dropout", "Dropout2d", "StochasticDepth", "DropPath")
-CLASSES = 1000
-
-
-class Block(nn.Sequential):
-    """Two convolutions with batch normalization and ReLU."""
-
-    def __init__(self, inside: int, outside: int) -> None:
-        super().__init__(*(
-            layer
-            for c in (inside, outside)
-            for layer in (
-                nn.Conv2d(c, outside, 3, padding=1, bias=False), nn.BatchNorm2d(outside), nn.ReLU()
-            )
-        ))  # fmt: skip
-
-
-class UNet(nn.Module):
-    """Ronneberger's, padded, with batch normalization and transposed convolutions.
-
-    Its logits are averaged over the pixels, so that all networks here have one loss.
-    """
-
-    def __init__(self, classes: int = CLASSES, width: int = 32, depth: int = 4) -> None:
-        super().__init__()
-        widths = [width << i for i in range(depth + 1)]
-        self.down = nn.ModuleList(map(Block, [3, *widths], widths))
-        self.up = nn.ModuleList(
-            nn.ConvTranspose2d(2 * c, c, 2, stride=2) for c in reversed(widths[:-1])
-        )
-        self.join = nn.ModuleList(Block(2 * c, c) for c in reversed(widths[:-1]))
-        self.head = nn.Conv2d(width, classes, 1)
-
-    def forward(self, x: Any) -> Any:
-        """Logits (N, classes) of images whose height and width 2**depth divides."""
-        kept = []
-        for i, block in enumerate(self.down):
-            x = block(x if i == 0 else nn.functional.max_pool2d(x, 2))
-            kept.append(x)
-        for up, join, left in zip(self.up, self.join, kept[-2::-1], strict=True):
-            x = join(torch.cat([left, up(x)], 1))
-        return self.head(x.mean((2, 3), keepdim=True)).flatten(1)
 
 
 class Built(NamedTuple):

@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu_norm` measures: normalizations, their operands, float64's results."""
+"""What `benchmarks gpu norms` measures: normalizations, their operands, float64's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sides of a row of `benchmarks.gpu_training --against`, in a process of their own.
+"""Sides of a row of `benchmarks gpu steps`, in a process of their own.
 
     python -m benchmarks.gpu_sides SIDES '{"model": …, "batch": …, "image": …, "dtype": …}'
 

@@ -1,41 +1,36 @@
 """First layers on a GPU, with few channels as they are and on blocks of pixels, and PyTorch's.
 
-    python -m benchmarks.gpu_stem [--layers resnet50,vgg16] [--dtypes bf16,f16,tf32] [--batch 256]
-                                  [--sides ours,blocks,rows,torch] [--json FILE]
-
 A row is a layer's convolution and its weight gradient, from an image in NCHW and float32 to a
 gradient in OIHW and float32; cuDNN's algorithms are chosen by their times on all sides.  "ours" are
 channels last as they are; "blocks", "rows" and "windows" are the forms of
 `relay_wgrad.transform.space_to_depth`, with "128" after it filled up to 128 bytes of channels, with
 "-wgmma" by CUTLASS's kernels for Hopper, which nvcc builds, and which take half precision alone;
 "torch" is PyTorch's channels_last.  A form that is like one before it, as patches' are, is not
-measured again ("=").  "auto" is the form that steps get, "predicted" are milliseconds by which it
-is chosen (`relay_wgrad.transform.depth_forms`).  Medians of rounds in turns, by events; each
-kernel's time is a profile's of one more call, where CUPTI is there.  Errors are relative, in norm,
-to PyTorch's in float64.
+measured again.  "auto" is the form that steps get, "predicted" are milliseconds by which it is
+chosen (`relay_wgrad.transform.depth_forms`).  Medians of rounds in turns, by events; each kernel's
+time is a profile's of one more call, where CUPTI is there.  Errors are relative, in norm, to
+PyTorch's in float64.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import tvm
-from rich.console import Console
-from rich.table import Table
 from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
 from benchmarks.gpu_timing import arithmetic, milliseconds, relative
-from relay_wgrad import output
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.attrs import ConvAttrs
 from relay_wgrad.ops.algebra import fprop_call, wgrad_call
 from relay_wgrad.pipeline.cuda import cuda_pipeline
@@ -221,71 +216,63 @@ def measure(
     }  # fmt: skip
 
 
-def main() -> int:
-    """Measures what the command line asks for; 1 where a form is further off than PyTorch."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_stem")
-    parser.add_argument("--layers", default=",".join(LAYERS))
-    parser.add_argument("--dtypes", default="bf16,f16,tf32")
-    parser.add_argument("--sides", default="ours,blocks,rows,torch")
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--json", metavar="FILE")
-    args = parser.parse_args()
-    layers, dtypes, sides = (getattr(args, k).split(",") for k in ("layers", "dtypes", "sides"))
-    for what, names, known in (
-        ("--layers", layers, LAYERS), ("--dtypes", dtypes, DTYPES),
-        ("--sides", sides, (*SIDES, TORCH)),
-    ):  # fmt: skip
-        if unknown := [n for n in names if n not in known]:
-            parser.error(f"{what}: {', '.join(unknown)} is none of {', '.join(known)}")
-    if not torch.cuda.is_available():
-        parser.error("no CUDA device that PyTorch can use")
-    choose_compiler()
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """What is measured of a layer: the modules of its sides, and what became of each."""
     relay_wgrad.register()
-    table = Table(title=f"first layers, batch {args.batch}: fprop and wgrad, ms")
-    for column in ("layer", "dtype", "auto", "predicted", *sides, "errors, at most", "torch's"):
-        table.add_column(column, justify="left" if column[0] in "ldta" else "right")
-    parts = Table("layer", "dtype", "side", "us", "kernel")
-    rows, good = [], True
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        # TVM's part in turns, the C++ compiler's beside it and beside what is measured.
-        wanted = [
-            (name, mode, *forms(module(LAYERS[name], args.batch, DTYPES[mode]), sides))
-            for mode in dtypes for name in layers
-        ]  # fmt: skip
-        built, loading = [], []
-        for _, mode, modules, _ in wanted:
-            built.append({side: compiled(m, side, mode != "f32") for side, m in modules.items()})
-            loading.append([pool.submit(library.load) for library in built[-1].values()])
-        for (name, mode, _, became), libraries, loads in zip(wanted, built, loading, strict=True):
-            for load in loads:
-                load.result()
-            r = measure(name, mode, args.batch, sides, libraries)
-            libraries.clear()  # and their memory
-            rows.append({**r, "became": became})
-            mine = [e for side, e in r["error"].items() if side != TORCH]
-            worst = [max(pair) for pair in zip(*mine, strict=True)]
-            theirs = r["error"].get(TORCH, [])
-            good &= all(a <= 2 * b + 1e-5 for a, b in zip(worst, theirs, strict=False))
-            table.add_row(
-                name, mode, r["auto"],
-                " ".join(f"{form} {ms:.2f}" for form, ms in r["predicted_ms"].items()),
-                *(f"{r['ms'][side]:.3f}" if side in r["ms"] else "=" for side in sides),
-                *(" ".join(f"{e:.1e}" for e in pair) for pair in (worst, theirs)),
-            )  # fmt: skip
-            for side, spent in r["kernels_us"].items():
-                for key, us in spent.items():
-                    parts.add_row(name, mode, side, f"{us:.0f}", key)
-            if args.json:
-                facts = {
-                    "date": date.today().isoformat(), "gpu": torch.cuda.get_device_name(),
-                    "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
-                }  # fmt: skip
-                output.write_json(args.json, {**facts, "rows": rows})
-    console = Console(width=150)
-    console.print(parts)
-    console.print(table)
-    return 0 if good else 1
+    for mode, name in itertools.product(args.dtypes, args.suite):
+        plain = module(LAYERS[name], args.batch, DTYPES[mode])
+        yield Case({"layer": name, "mode": mode, "batch": args.batch}, forms(plain, args.sides))
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
+    choose_compiler()
+    libraries = {
+        case.text: {side: compiled(m, side, case.key["mode"] != "f32")
+                    for side, m in case.what[0].items()}
+        for case in cases
+    }  # fmt: skip
+    # TVM's part in turns, the C++ compiler's beside it and beside what is measured.
+    pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+    loading = {text: [pool.submit(library.load) for library in made.values()]
+               for text, made in libraries.items()}  # fmt: skip
+
+    def one(case: Case) -> Row:
+        for load in loading[case.text]:
+            load.result()
+        row = measure(*case.key.values(), args.sides, libraries.pop(case.text))
+        return {**row, "became": case.what[1], **judged(row)}
+
+    return one
+
+
+def judged(row: Row) -> Row:
+    """Its best form over PyTorch's time; a reason where a form is further off than PyTorch's is."""
+    mine = {side: ms for side, ms in row["ms"].items() if side != TORCH}
+    errors = [e for side, e in row["error"].items() if side != TORCH]
+    worst = [max(pair) for pair in zip(*errors, strict=True)]
+    found: Row = {"worst": worst}
+    if TORCH in row["ms"]:
+        found["ratio"] = min(mine.values()) / row["ms"][TORCH]
+        if any(a > 2 * b + 1e-5 for a, b in zip(worst, row["error"][TORCH], strict=True)):
+            found["reason"] = f"errors {worst}, PyTorch's {row['error'][TORCH]}"
+    return found
+
+
+def _listed(times: Mapping[str, float]) -> str:
+    return " ".join(f"{form} {ms:.2f}" for form, ms in times.items())
+
+
+BENCHMARK = Benchmark(
+    cases, begin, suites=LAYERS, by=("mode",),
+    options={
+        "dtypes": Option(("bf16", "f16", "tf32"), "", DTYPES),
+        "sides": Option(("ours", "blocks", "rows", TORCH), "", (*SIDES, TORCH)),
+        "batch": Option(256, "images"),
+    },
+    columns=(
+        ("layer",), ("mode",), ("auto",),
+        ("predicted", lambda row: _listed(row["predicted_ms"])),
+        *((side, f"ms.{side}", ".3f") for side in (*SIDES, TORCH)),
+        ("errors, at most", lambda row: " ".join(f"{e:.1e}" for e in row["worst"])), ("reason",),
+    ),
+)  # fmt: skip

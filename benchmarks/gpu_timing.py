@@ -1,4 +1,4 @@
-"""The device's part of `benchmarks.gpu`: operands, PyTorch's calls, checks, times."""
+"""The device's part of `benchmarks gpu convolutions`: operands, PyTorch's calls, checks, times."""
 
 from __future__ import annotations
 
@@ -47,28 +47,31 @@ def canonical(tensor: torch.Tensor) -> torch.Tensor:
 
 def by_torch(problem: ConvProblem, t: Tensors, transposed: bool) -> Call:
     """PyTorch's call on canonical tensors of all roles; of the result's only the shape is read."""
-    strides, pad, dilation = problem.strides, problem.padding[:2], problem.dilation
-    kind, groups = problem.kind, problem.groups
-    extra = tuple(
-        size - transposed_size(small, 2 * p, taps, stride, d, 0)
-        for size, small, p, taps, stride, d in zip(
-            (problem.h, problem.w), (problem.p, problem.q), pad, (problem.r, problem.s), strides,
-            dilation, strict=True,
-        )
-    )  # fmt: skip
+    strides, dilation, rank = problem.strides, problem.dilation, len(problem.strides)
+    pad, kind, groups = problem.padding[:rank], problem.kind, problem.groups
+    extra = (0,) * rank
+    if transposed:
+        extra = tuple(
+            size - transposed_size(small, 2 * p, taps, stride, d, 0)
+            for size, small, p, taps, stride, d in zip(
+                (problem.h, problem.w), (problem.p, problem.q), pad, (problem.r, problem.s),
+                strides, dilation, strict=True,
+            )
+        )  # fmt: skip
     if transposed and kind is ConvKind.DGRAD:
         return lambda: F.conv_transpose2d(
             t["grad"], t["weight"], None, strides, pad, extra, groups, dilation
         )
     if not transposed and kind is ConvKind.FPROP:
-        return lambda: F.conv2d(t["data"], t["weight"], None, strides, pad, dilation, groups)
+        conv: Any = F.conv2d if rank == 2 else F.conv3d
+        return lambda: conv(t["data"], t["weight"], None, strides, pad, dilation, groups)
     weight = kind is ConvKind.WGRAD
     # What the layer took in and what it gave out: a transposed layer has them the other way round.
     taken, given = ("grad", "data") if transposed else ("data", "grad")
     operation = torch.ops.aten.convolution_backward
     return lambda: operation(
         t[given], t[taken], t["weight"], None, strides, pad, dilation, transposed,
-        extra if transposed else (0, 0), groups, (not weight, weight, False),
+        extra, groups, (not weight, weight, False),
     )[1 if weight else 0]  # fmt: skip
 
 

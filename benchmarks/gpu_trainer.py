@@ -1,12 +1,8 @@
 """Steps of `Trainer` on a GPU, update included: as one CUDA graph and called kernel by kernel.
 
-    python -m benchmarks.gpu_trainer [--model resnet50] [--batch 64] [--image-size N]
-                                     [--dtypes f16,bf16,tf32] [--optimizer momentum] [--json FILE]
-
-A model is one of `benchmarks.gpu_training --against`.  "ms" is a step's time on the device, a
-median; "gives" what the host needs to give it a step whose batch is there, "host" all that the
-host computes for one: draw, check and copy the batch to pinned memory, read losses.  Memory is what
-the process takes of the device.
+"ms" is a step's time on the device, a median; "gives" what the host needs to give it a step whose
+batch is there, "host" all that the host computes for one: draw, check and copy the batch to pinned
+memory, read losses.  Memory is what the process takes of the device.
 """
 
 from __future__ import annotations
@@ -15,18 +11,19 @@ import argparse
 import itertools
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+import torch
 
 import relay_wgrad
-from relay_wgrad import output
-from relay_wgrad.frontend import TrainingGraph
+from benchmarks.gpu_models import SUITES, build
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
+from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.training.graph_replay import TRIES, WARM, Repeated
 from relay_wgrad.training.options import Options
 from relay_wgrad.training.trainer import Trainer
+from tests.support.gpu.runner import choose_compiler
 
 DTYPES = {"f32": None, "tf32": None, "f16": "float16", "bf16": "bfloat16"}
 STEPS = 40
@@ -70,43 +67,40 @@ def measure(
     }  # fmt: skip
 
 
-def main() -> int:
-    """Prints a row for each dtype and way, and writes them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_trainer")
-    parser.add_argument("--model", default="resnet50")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--image-size", type=int)
-    parser.add_argument("--dtypes", default="f16,bf16,tf32")
-    parser.add_argument("--optimizer", default="momentum")
-    parser.add_argument("--json")
-    args = parser.parse_args()
-    import torch
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for model, dtype, graph in itertools.product(args.models, args.dtypes, (True, False)):
+        yield Case({"model": model, "dtype": dtype, "as_graph": graph, "batch": args.batch})
 
-    from benchmarks.gpu_models import build
-    from relay_wgrad.frontend import from_torch
-    from tests.support.gpu.runner import choose_compiler
 
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     relay_wgrad.register()
     choose_compiler()
-    built = build(args.model, args.batch, args.image_size)
-    x = torch.tensor(np.zeros((args.batch, 3, built.image, built.image), "float32"))
-    network = built.graph or from_torch(built.module, (x,))
-    table = Table("dtype", "graph", "ms", "gives ms", "host ms", "GiB", "compiled in s", "losses")
-    rows = []
-    for row, as_graph in itertools.product(args.dtypes.split(","), (True, False)):
-        found = measure(network, row, as_graph, optimizer=args.optimizer)
-        rows.append(found)
-        numbers = (found[key] for key in ("ms", "gives_ms", "host_ms", "memory_gib", "compile_s"))
-        table.add_row(
-            row, "yes" if found["graph"] else "no", *(f"{n:.3g}" for n in numbers),
-            f"{found['first_loss']:.4f} → {found['last_loss']:.4f}",
-        )  # fmt: skip
-        print(found, flush=True)
-    Console().print(table)
-    if args.json:
-        output.write_json(args.json, {"arguments": vars(args), "rows": rows})
-    return 0
+    networks: dict[str, TrainingGraph] = {}
+
+    def one(case: Case) -> Row:
+        model, dtype, as_graph, batch = case.key.values()
+        if model not in networks:
+            built = build(model, batch, args.image or None)
+            x = torch.zeros(batch, 3, built.image, built.image)
+            networks[model] = built.graph or from_torch(built.module, (x,))
+        return measure(networks[model], dtype, as_graph, optimizer=args.optimizer)
+
+    return one
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+BENCHMARK = Benchmark(
+    cases, begin,
+    options={
+        "models": Option(("resnet50",), f"as of `gpu steps`: {', '.join(SUITES['known'])}, …"),
+        "dtypes": Option(("f16", "bf16", "tf32"), "", DTYPES),
+        "optimizer": Option("momentum", "the update's rule"),
+        "batch": Option(64, "images"),
+        "image": Option(0, "the image's side; the model's own, if 0"),
+    },
+    columns=(
+        ("model",), ("dtype",), ("graph",), ("ms", None, ".3g"), ("gives ms", "gives_ms", ".3g"),
+        ("host ms", "host_ms", ".3g"), ("GiB", "memory_gib", ".3g"),
+        ("compiled in s", "compile_s", ".3g"), ("first loss", "first_loss", ".4f"),
+        ("last", "last_loss", ".4f"), ("reason",),
+    ),
+)  # fmt: skip

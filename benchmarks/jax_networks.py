@@ -1,7 +1,5 @@
 """Gradients of networks in JAX by this package: values against JAX's, and what was recognised.
 
-    python -m benchmarks.jax_networks [--only resnet,unet] [--json FILE [--resume]]
-
 Each network's value and gradients, by parameters and images, are compared with JAX's in float64 in
 relative norm.  Its convolutions are counted: how many are gradients in JAX's program, how many of
 these are the family's operators in Relax, and how many of all, forward and backward,
@@ -11,28 +9,19 @@ these are the family's operators in Relax, and how many of all, forward and back
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import byoc_cudnn
 import relay_wgrad
-from benchmarks.jax_zoo import names, problem
-from benchmarks.kept import Rows, add_options
-from benchmarks.layout_equality import machine
+from benchmarks.errors import furthest
+from benchmarks.jax_zoo import NETWORKS, names, problem
+from benchmarks.onnx_training import kinds as kinds_of
+from benchmarks.runner import Benchmark, Case, Measure, Row
 from relay_wgrad.frontend import GradientGraph, from_stablehlo
 from relay_wgrad.jax import value_and_grad
-from relay_wgrad.ops.call_problem import family_def
-
-
-def convolutions(graph: GradientGraph) -> list[str]:
-    """The kinds of the family's calls."""
-    values = [b.value for block in graph.module["main"].body.blocks for b in block.bindings]
-    found = [family_def(v) for v in values]
-    return [d.kind.value for d in found if d is not None and d.kind is not None]
 
 
 def moves(graph: GradientGraph) -> int:
@@ -50,7 +39,7 @@ def expected(text: str) -> int:
     return text.count("stablehlo.convolution")
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str) -> Row:
     """A row of the table."""
     loss, given = problem(name)
     step = value_and_grad(loss, given, (0, 1))
@@ -59,16 +48,11 @@ def measure(name: str) -> dict[str, Any]:
     forward = expected(jax.jit(loss).lower(*given).as_text())
     lowered = reference.lower(*given)
     wanted = [np.asarray(v) for v in jax.tree.leaves(lowered.compile()(*given))]
-    total = float(np.sqrt(sum(float((w**2).sum()) for w in wanted)))
-    worst = max(
-        float(np.linalg.norm(np.asarray(g) - w)) / max(float(np.linalg.norm(w)), 1e-6 * total)
-        for g, w in zip(got, wanted, strict=True)
-    )
-    kinds = convolutions(step.graph)
+    kinds = [kind.value for kind in kinds_of(step.graph)]
     report = step.graph.report
     assert report is not None
-    row: dict[str, Any] = {
-        "network": name, "error": worst, "forward": forward,
+    row: Row = {
+        "error": furthest(map(np.asarray, got), wanted)[0], "forward": forward,
         "gradients": expected(lowered.as_text()) - forward,
         "kinds": {k: kinds.count(k) for k in sorted(set(kinds))},
         "recognised": len(kinds) - forward - len(report.left), "left": len(report.left),
@@ -85,26 +69,24 @@ def measure(name: str) -> dict[str, Any]:
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="networks by their beginnings, joined by commas")
-    add_options(parser)
-    options = parser.parse_args()
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for name in names():
+        if name.partition("-")[0] in args.suite:
+            yield Case({"network": name})
+
+
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     jax.config.update("jax_enable_x64", True)
     relay_wgrad.register()
-    facts = {"machine": machine(), "jax": jax.__version__}
-    rows = Rows(parser, options, ("network",), facts)
-    wanted = [(name,) for name in names() if name.startswith(tuple(options.only.split(",")))]
-    rows.measure(wanted, measure)
-    table = Table("network", "error", "conv.", "gradients", "recognised", "f32", "f16", "moves")
-    for row in rows.of(wanted):
-        shares = ["/".join(map(str, row[d])) for d in ("float32", "float16")]
-        table.add_row(
-            row["network"], f"{row['error']:.1e}", str(row["forward"]), str(row["gradients"]),
-            str(row["recognised"]), *shares, str(row["moves"]),
-        )  # fmt: skip
-    Console().print(table)
+    return lambda case: measure(case.key["network"])
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    cases, begin, suites=NETWORKS,
+    columns=(
+        ("network",), ("error", None, ".1e"), ("convolutions", "forward"), ("gradients",),
+        ("recognised",), *((d, lambda row, d=d: "/".join(map(str, row[d])))
+                           for d in ("float32", "float16")),
+        ("moves",), ("reason",),
+    ),
+)  # fmt: skip

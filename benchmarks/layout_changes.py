@@ -1,8 +1,5 @@
 """Layout changes left in gradients, and the time to get there: the stock pass and ours.
 
-    python -m benchmarks.layout_changes [--models NAME,…] [--relay NAME,…] [--depths N,…]
-                                        [--limit SECONDS] [--json FILE] [--plot FILE]
-
 For the nine architectures that `onnx` ships, for two networks that Relay 0.19 converted too (the
 gradient of every parameter, the image among them), and for chains of convolutions with bias, ReLU
 and residuals.  "stock" is `relax.transform.ConvertLayout` with the family named and only the
@@ -21,16 +18,13 @@ from typing import Any
 
 import numpy as np
 import tvm
-from rich.console import Console
-from rich.table import Table
 from tvm import relax
 from tvm.ir import Op
 
 import relay_wgrad
-from benchmarks.layout_equality import machine
-from relay_wgrad import opdef, output
-from relay_wgrad.frontend import from_onnx
-from relay_wgrad.frontend.onnx.model_source import BUNDLED
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
+from relay_wgrad import opdef
+from relay_wgrad.frontend import BUNDLED, from_onnx
 from relay_wgrad.layout_rules.stock import ADDED
 from relay_wgrad.registry import LEVEL
 from relay_wgrad.transform import ConvertLayout, count_reasons, grad, layout_changes
@@ -126,109 +120,61 @@ def measure(
     }
 
 
-def show(rows: list[dict[str, Any]], title: str, console: Console) -> None:
-    table = Table(title=title)
-    shown = [reason for reason in REASONS if any(reason in row["reasons"] for row in rows)]
-    for column in ("", "bindings", "Relay 0.19", "stock", "stock + rules", "ours", *shown,
-                   "params kept in NHWC", "grad s", "ours s", "stock s"):  # fmt: skip
-        table.add_column(column, justify="left" if not column else "right")
-    for row in rows:
-        table.add_row(
-            row["name"],
-            str(row["bindings"]),
-            str(row.get("relay", "-")),
-            str(row.get("stock", "-")),
-            str(row.get("stock_with_rules", "-")),
-            str(row["left"]),
-            *(str(row["reasons"].get(reason, 0)) for reason in shown),
-            str(row["left_with_converted_parameters"]),
-            f"{row['grad_seconds']:.2f}",
-            f"{row['seconds']:.2f}",
-            f"{row['stock_seconds']:.2f}" if "stock_seconds" in row else "-",
-        )
-    console.print(table)
-    for reason in shown:
-        console.print(f"  {reason}: {REASONS[reason]}")
-
-
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """p of the least-squares fit seconds ~ size**p."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
-def plot(rows: list[dict[str, Any]], path: str) -> None:
-    """Time by depth on linear scales: gradient and conversion; conversion by either pass."""
-    try:
-        import matplotlib  # type: ignore[import-not-found]
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise SystemExit(f"--plot needs matplotlib: {error}") from error
-    depths = [row["depth"] for row in rows]
-    gradient = [row["grad_seconds"] for row in rows]
-    both = [row["grad_seconds"] + row["seconds"] for row in rows]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6))
-    # What linear would be: the line from the origin that fits best.  Points above it at the right
-    # end, and below it on the left, would be growth faster than that.
-    slope = float(np.dot(depths, both) / np.dot(depths, depths))
-    left.plot([0, depths[-1]], [0, slope * depths[-1]], ":", color="gray", label="a straight line")
-    left.plot(depths, both, "o-", label="gradient and conversion")
-    left.plot(depths, gradient, "s-", label="gradient alone")
-    for key, label in (("stock_seconds", "stock ConvertLayout"), ("seconds", "ours")):
-        known = [(row["depth"], row[key]) for row in rows if key in row]
-        right.plot(*zip(*known, strict=True), "o-", label=label)
-    right.set_title("conversion alone", fontsize=10)
-    left.set_title("relay_wgrad.transform: grad, ConvertLayout", fontsize=10)
-    for axes in (left, right):
-        axes.set(xlabel="convolutions", ylabel="CPU seconds", xlim=(0, None), ylim=(0, None))
-        axes.legend(fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for name in NETWORKS if "relay" in args.suite else ():
+        yield Case({"name": name}, lambda n=name: {
+            **measure(n, relay_network(n), None, Stock()),
+            "relay": layout_transforms(f"{n}_grad_nhwc"),
+        })  # fmt: skip
+    for name in BUNDLED if "onnx" in args.suite else ():
+        yield Case({"name": name}, lambda n=name: _of_onnx(n))
+    stock = Stock(args.limit)
+    for depth in map(int, args.depths) if "chains" in args.suite else ():
+        name = f"{depth} convolutions"
+        yield Case({"name": name}, lambda n=name, d=depth: {
+            "depth": d, **measure(n, chain(d), None, stock)
+        })  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", default=",".join(BUNDLED))
-    parser.add_argument("--relay", default=",".join(NETWORKS), metavar="NAMES")
-    parser.add_argument("--depths", default=",".join(map(str, DEPTHS)))
-    parser.add_argument("--limit", type=float, default=20.0, help="seconds for the stock pass")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--plot", metavar="FILE")
-    args = parser.parse_args()
+def _of_onnx(name: str) -> Row:
+    graph = from_onnx(name)
+    return measure(name, graph.module, graph.trainable, Stock())
+
+
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     relay_wgrad.register()
     measure("warm-up", chain(5), None, Stock())
-    console = Console(width=180)
-    models = []
-    for name in filter(None, args.relay.split(",")):
-        row = measure(name, relay_network(name), None, Stock())
-        models.append({**row, "relay": layout_transforms(f"{name}_grad_nhwc")})
-    for name in filter(None, args.models.split(",")):
-        graph = from_onnx(name)
-        models.append(measure(name, graph.module, graph.trainable, Stock()))
-    if models:
-        show(models, "Layout changes in gradients, NCHW to NHWC", console)
-    depths = [int(depth) for depth in args.depths.split(",") if depth]
-    stock = Stock(args.limit)
-    chains = [
-        {"depth": depth, **measure(f"{depth} convolutions", chain(depth), None, stock)}
-        for depth in depths
-    ]
-    if chains:
-        show(chains, "A chain of convolutions", console)
-    fits = {}
-    if len(chains) > 1:
-        for key in ("grad_seconds", "seconds", "stock_seconds"):
-            known = [(row["depth"], row[key]) for row in chains if key in row]
-            if len(known) > 1:
-                fits[key] = exponent(*zip(*known, strict=True))
-                console.print(f"{key} ~ depth ** {fits[key]:.2f}")
-    if args.json:
-        result = {"models": models, "chains": chains, "exponents": fits}
-        output.write_json(args.json, {**machine(), **result})
-    if args.plot:
-        plot(chains, args.plot)
+    return lambda case: case.what()
 
 
-if __name__ == "__main__":
-    main()
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """How times grow with the depth of chains, and what the reasons mean."""
+    for key in ("grad_seconds", "seconds", "stock_seconds"):
+        known = [(row["depth"], row[key]) for row in rows if "depth" in row and key in row]
+        if len(known) > 1:
+            yield f"{key} ~ depth ** {exponent(*zip(*known, strict=True)):.2f}"
+    for reason in REASONS:
+        if any(reason in row["reasons"] for row in rows):
+            yield f"{reason}: {REASONS[reason]}"
+
+
+BENCHMARK = Benchmark(
+    cases, begin, suites=("relay", "onnx", "chains"), summary=summary,
+    options={
+        "depths": Option(tuple(map(str, DEPTHS)), "convolutions of a chain"),
+        "limit": Option(20.0, "seconds for the stock pass on a chain"),
+    },
+    columns=(
+        ("", "name"), ("bindings",), ("Relay 0.19", "relay"), ("stock",),
+        ("stock + rules", "stock_with_rules"), ("ours", "left"),
+        *((reason, f"reasons.{reason}") for reason in REASONS),
+        ("params kept in NHWC", "left_with_converted_parameters"),
+        ("grad s", "grad_seconds", ".2f"), ("ours s", "seconds", ".2f"),
+        ("stock s", "stock_seconds", ".2f"), ("reason",),
+    ),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gradients and training of whole networks beside PyTorch's: modes of `benchmarks.networks`."""
+"""Gradients and training of whole networks beside PyTorch's: modes of `benchmarks cpu networks`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tvm
 from torch.overrides import TorchFunctionMode
 from tvm import relax
 
+from benchmarks.errors import far_from, furthest, norm
 from benchmarks.network_stages import Send
 from benchmarks.network_steps import apart
 from benchmarks.network_zoo import BATCH, CLASSES, Loss, build
@@ -23,7 +24,6 @@ from relay_wgrad.training.step import ADJOINT, step_module
 from tests.support.torch.op_cases import Given, autograd
 
 BOUND = 1e-9
-FLOOR = 1e-6
 BATCHES = (1, 3, 8)
 STEPS = 50
 RATE = 2e-4
@@ -122,25 +122,17 @@ def compared(
     outputs, gradients = machine[ADJOINT](*arguments)
     send({"step_s": round(time.perf_counter() - began, 1)})
     loss_error = abs(float(outputs[0].numpy()) - float(loss)) / max(abs(float(loss)), 1e-300)
-    total = float(np.sqrt(sum(float((want**2).sum()) for want in wanted.values())))
-    worst, of = 0.0, ""
-    for (parameter, want), got in zip(wanted.items(), gradients, strict=True):
-        far = far_from(got.numpy(), want, total)
-        if not far <= worst:
-            worst, of = far, parameter
+    total = norm(wanted.values())
+    worst, place = furthest((g.numpy() for g in gradients), wanted.values())
+    of = list(wanted)[place]
     send({"loss_error": loss_error, "worst": worst, "worst_of": of, "norm": total})
     if not (loss_error <= bound and worst <= bound):
         said = f"the loss is {loss_error:.1e} and the gradient of {of} {worst:.1e} away"
-        if shaken is not None and of:
+        if shaken is not None:
             own = far_from(shaken()[of], wanted[of], total)
             send({"rounding": own})
             said += f"; PyTorch's own goes {own:.1e} by a rounding of images"
         raise ValueError(said)
-
-
-def far_from(got: Any, want: Any, total: float) -> float:
-    """‖error‖ / max(‖gradient‖, 1e-6 ‖all gradients‖)."""
-    return float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), FLOOR * total)
 
 
 def spread(module: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""One network by way of ONNX to a training step, by stages, as `benchmarks.networks` has them."""
+"""One network by way of ONNX to a training step, by stages: `benchmarks cpu networks`."""
 
 from __future__ import annotations
 

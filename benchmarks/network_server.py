@@ -1,4 +1,4 @@
-"""What processes of `benchmarks.networks` begin with, imported once by the server that forks."""
+"""What processes of `benchmarks cpu networks` import, once, by the server that forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One network on its way to a training step, by stages, as `benchmarks.networks` tabulates them."""
+"""One network on its way to a training step, by stages: `benchmarks cpu networks`."""
 
 from __future__ import annotations
 

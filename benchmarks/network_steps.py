@@ -1,36 +1,26 @@
 """Networks of different families trained on a GPU in half precision, beside PyTorch's losses.
 
-    python -m benchmarks.network_steps [--json FILE [--resume]] [--models NAMES] [--dtypes f16,bf16]
-                                       [--jobs N] [--time-budget SECONDS] [--device cuda]
-
 Each network is trained by `Trainer` for 20 steps of SGD on one batch, and by PyTorch on the same
 device in float32 and by autocast, with the same weights, dropout masks and other random numbers; in
 a process of its own, several at a time.  "furthest" is the greatest distance of two losses from
 PyTorch's in float32, of its first; "PyTorch's" that of PyTorch's own in half precision.  A row
-fails beyond `APART` and four times that, and with a reason where training fails.  What the time
-budget ends has no row: `--resume` begins it again.
+fails beyond `APART` and four times that, and with a reason where training fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
+import itertools
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from benchmarks.kept import Rows, add_options
-from benchmarks.parent import end_with_parent
+from benchmarks import child
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 
 # One of each family, of those whose steps are compiled soonest.
 NAMES = (
@@ -51,15 +41,10 @@ RATE = 5e-3
 SCALE = 1024.0
 APART = 0.05
 DTYPES = {"f32": None, "f16": "float16", "bf16": "bfloat16"}
-_UNLIMITED = 1e6  # seconds
-Key = tuple[str, str]
 
 
-# ---- one network, in a process of its own --------------------------------------------------------
-
-
-def trained(name: str, dtypes: Sequence[str], device: str, steps: int) -> None:
-    """Prints a row for each dtype, a line of JSON."""
+def trained(name: str, dtype: str, device: str, steps: int) -> Row:
+    """A row, in this process."""
     import torch
 
     import relay_wgrad
@@ -80,36 +65,29 @@ def trained(name: str, dtypes: Sequence[str], device: str, steps: int) -> None:
     labels = torch.arange(BATCH) % CLASSES
     began = time.perf_counter()
     graph = from_torch(module, (images, labels), loss="own", dropout="mask", name=name)
-    imported = round(time.perf_counter() - began, 1)
+    row: Row = {"image": side, "import_s": round(time.perf_counter() - began, 1)}
     data = [spec.name for spec in graph.inputs if spec.kind == "data"]
     batch = dict(zip(data, (images.numpy(), labels.numpy()), strict=True))
     theirs = _pytorch(module, graph, batch, device, steps, None)
-    for dtype in dtypes:
-        row: dict[str, Any] = {"name": name, "dtype": dtype, "image": side, "import_s": imported}
-        try:
-            half = _pytorch(module, graph, batch, device, steps, DTYPES[dtype])
-            row |= {"pytorch": theirs, "autocast": half, "pytorchs": apart(half, theirs)}
-            began = time.perf_counter()
-            trainer = Trainer(graph, device, optimizer="sgd", lr=RATE, dtype=DTYPES[dtype],
-                              layout="NHWC")  # fmt: skip
-            row["compile_s"] = round(time.perf_counter() - began, 1)
-            began = time.perf_counter()
-            ours = list(trainer.train([batch] * steps))
-            row["steps_s"] = round(time.perf_counter() - began, 1)
-            found = trainer.compiled.convolutions
-            row |= {
-                "losses": ours, "first": ours[0], "last": ours[-1], "last_pytorch": theirs[-1],
-                "furthest": apart(ours, theirs), "convolutions": len(found),
-                "offloaded": sum(not c.source.startswith("generated") for c in found),
-                "graph": bool(getattr(trainer._sized.last.step, "is_graph", False)),
-                "notes": list(trainer.place.notes),
-            }  # fmt: skip
-            if not row["furthest"] <= max(APART, 4 * row["pytorchs"]):
-                row["reason"] = f"losses part by {row['furthest']:.1%} of the first"
-        except Exception as error:  # its reason is what the row is for
-            said = (str(error).strip().splitlines() or [""])[0]
-            row["reason"] = f"{type(error).__name__}: {said}"[:400]
-        print(json.dumps(row), flush=True)
+    half = _pytorch(module, graph, batch, device, steps, DTYPES[dtype])
+    row |= {"pytorch": theirs, "autocast": half, "pytorchs": apart(half, theirs)}
+    began = time.perf_counter()
+    trainer = Trainer(graph, device, optimizer="sgd", lr=RATE, dtype=DTYPES[dtype], layout="NHWC")
+    row["compile_s"] = round(time.perf_counter() - began, 1)
+    began = time.perf_counter()
+    ours = list(trainer.train([batch] * steps))
+    row["steps_s"] = round(time.perf_counter() - began, 1)
+    found = trainer.compiled.convolutions
+    row |= {
+        "losses": ours, "first": ours[0], "last": ours[-1], "last_pytorch": theirs[-1],
+        "furthest": apart(ours, theirs), "convolutions": len(found),
+        "offloaded": sum(not c.source.startswith("generated") for c in found),
+        "graph": bool(getattr(trainer._sized.last.step, "is_graph", False)),
+        "notes": list(trainer.place.notes),
+    }  # fmt: skip
+    if not row["furthest"] <= max(APART, 4 * row["pytorchs"]):
+        row["reason"] = f"losses part by {row['furthest']:.1%} of the first"
+    return row
 
 
 def apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -151,84 +129,33 @@ def _pytorch(
     return found
 
 
-# ---- all rows ------------------------------------------------------------------------------------
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for name, dtype in itertools.product(args.models or NAMES, args.dtypes):
+        yield Case({"name": name, "dtype": dtype, "steps": args.steps})
 
 
-def rows_of(
-    name: str, dtypes: Sequence[str], device: str, steps: int, seconds: float
-) -> list[dict[str, Any]]:
-    """A network's rows, from a process of its own; those that the time ended are missing."""
-    command = [sys.executable, "-m", "benchmarks.network_steps", "--one", name, "--device", device,
-               "--dtypes", ",".join(dtypes), "--steps", str(steps)]  # fmt: skip
-    ended = False
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        try:
-            out, err = child.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            ended = True
-            out, err = child.communicate()
-    rows = [json.loads(line) for line in out.splitlines() if line.startswith('{"name"')]
-    if not ended and len(rows) < len(dtypes):
-        reason = f"the process died (exit status {child.returncode}): {err.strip()[-300:]}"
-        rows.append({"name": name, "dtype": dtypes[len(rows)], "reason": reason})
-    return rows
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
+    def one(case: Case) -> Row:
+        name, dtype, steps = case.key.values()
+        return child.row(trained, name, dtype, "cuda" if args.on_gpu else "cpu", steps,
+                         seconds=args.seconds)  # fmt: skip
+
+    return one
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Trains what the command line asks for; 1 where a row is not as it should be."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.network_steps")
-    parser.add_argument("--models", help="joined by commas; else one of each family")
-    add_options(parser)
-    parser.add_argument("--dtypes", default="f16,bf16")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    dtypes = args.dtypes.split(",")
-    if unknown := set(dtypes) - set(DTYPES):
-        parser.error(f"--dtypes: {', '.join(sorted(unknown))} is not of {', '.join(DTYPES)}")
-    if args.one:
-        end_with_parent()
-        trained(args.one, dtypes, args.device, args.steps)
-        return 0
-    names = args.models.split(",") if args.models else list(NAMES)
-    kept = Rows(parser, args, ("name", "dtype"), {"steps": args.steps})
-
-    def rows_left(name: str, left: Sequence[str]) -> list[dict[str, Any]]:
-        seconds = min(kept.seconds_left, _UNLIMITED)
-        return rows_of(name, left, args.device, args.steps, seconds) if seconds > 0 else []
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        todo = [(name, [d for d in dtypes if kept.misses((name, d))]) for name in names]
-        for done in as_completed([pool.submit(rows_left, *one) for one in todo if one[1]]):
-            kept.keep(*done.result())
-    rows = kept.of((name, dtype) for name in names for dtype in dtypes)
-    printed = Console(width=170)
-    printed.print(_table(rows))
-    good = [row for row in rows if "reason" not in row]
-    printed.print(
-        f"{len(rows)} of {len(names) * len(dtypes)} rows, {len(good)} without a failure, of"
-        f" {len({row['name'] for row in good})} networks"
-    )
-    return int(len(good) < len(rows))
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table()
-    keys = ("dtype", "import_s", "compile_s", "steps_s", "convolutions", "offloaded", "graph",
-            "first", "last", "last_pytorch", "furthest", "pytorchs")  # fmt: skip
-    for name in ("network", *keys[:-1], "PyTorch's", "reason"):
-        table.add_column(name.replace("_", " "))
-    for row in rows:
-        cells = [row.get(key, "") for key in keys]
-        shown = [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells]
-        table.add_row(row["name"], *shown, escape(row.get("reason", "")))
-    return table
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+BENCHMARK = Benchmark(
+    cases, begin,
+    options={
+        "models": Option((), "torchvision/NAME or timm/NAME; else one of each family"),
+        "dtypes": Option(("f16", "bf16"), "", DTYPES),
+        "steps": Option(STEPS, "of the optimizer"),
+        "seconds": Option(600.0, "of one row, at most"),
+        "jobs": Option(max(1, (os.cpu_count() or 2) - 1), "processes at a time"),
+    },
+    columns=(
+        ("network", "name"), ("dtype",), *((key.replace("_", " "), key) for key in (
+            "import_s", "compile_s", "steps_s", "convolutions", "offloaded", "graph")),
+        ("first", None, ".3g"), ("last", None, ".3g"), ("PyTorch's last", "last_pytorch", ".3g"),
+        ("furthest", None, ".3g"), ("PyTorch's", "pytorchs", ".3g"), ("reason",),
+    ),
+)  # fmt: skip

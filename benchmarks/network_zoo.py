@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -49,8 +50,10 @@ def torchvision_models() -> Any:
 
 def networks() -> list[str]:
     """All of torchvision's classifying and segmenting networks, and timm's in `NAMES`."""
-    models = torchvision_models()
-    own = [*models.list_models(module=models), *models.list_models(module=models.segmentation)]
+    own: list[str] = []
+    if importlib.util.find_spec("torchvision") is not None:
+        models = torchvision_models()
+        own = [*models.list_models(module=models), *models.list_models(module=models.segmentation)]
     return [f"torchvision/{name}" for name in own] + [f"timm/{name}" for name in timm_names()]
 
 

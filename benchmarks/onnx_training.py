@@ -1,8 +1,5 @@
 """ONNX training graphs of small networks by this package, beside PyTorch's autograd.
 
-    python -m benchmarks.onnx_training [--only ResNet,CNN] [--json FILE [--resume]]
-        [--time-budget SECONDS]
-
 `onnx_zoo` writes each network's step with `ConvGrad` and its kin, and `from_onnx_training` reads
 it.  Loss and gradients are compared with PyTorch's in float64: each in relative norm or that to a
 millionth of all gradients'; those in float32, ours and PyTorch's, all together.  Counted are the
@@ -14,22 +11,20 @@ offloads.
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx
 import torch
 import tvm
-from rich.console import Console
-from rich.table import Table
 from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
-from benchmarks.kept import Rows, add_options
-from benchmarks.layout_equality import machine
-from benchmarks.network_checks import FLOOR, QUICK
-from benchmarks.onnx_zoo import names, step
+from benchmarks.errors import distance, furthest
+from benchmarks.network_checks import QUICK
+from benchmarks.onnx_zoo import FAMILIES, SIZES, step
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import GradientGraph, from_onnx_training
 from relay_wgrad.ops.call_problem import family_def
 from relay_wgrad.problem import ConvKind
@@ -60,56 +55,40 @@ def results(graph: GradientGraph, inputs: dict[str, np.ndarray], dtype: str) -> 
     return [value.numpy() for value in graph.results(given, list(made))]
 
 
-def worst(got: Any, wanted: dict[str, np.ndarray]) -> float:
-    """The furthest of all results from PyTorch's."""
-    total = float(np.sqrt(sum(float((w**2).sum()) for w in wanted.values())))
-    return max(
-        float(np.linalg.norm(a - w)) / max(float(np.linalg.norm(w)), FLOOR * total)
-        for a, w in zip(got, wanted.values(), strict=True)
-    )
-
-
-def together(got: Any, wanted: dict[str, np.ndarray]) -> float:
-    """The distance of all results together, of their norm."""
-    far = sum(float(((a - w) ** 2).sum()) for a, w in zip(got, wanted.values(), strict=True))
-    return float((far / sum(float((w**2).sum()) for w in wanted.values())) ** 0.5)
-
-
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str) -> Row:
     """A row of the table."""
     model, inputs, wanted = step(name)
-    row: dict[str, Any] = {"network": name, "asked": asked(model)}
+    want = list(wanted.values())
+    row: Row = {"asked": asked(model)}
     for dtype in ("float64", "float32"):
         graph = from_onnx_training(model, dtype=dtype)
         got = results(graph, inputs, dtype)
-        row[dtype] = (worst if dtype == "float64" else together)(got, wanted)
-    row["pytorch"] = together(step(name, torch.float32)[2].values(), wanted)
+        row[dtype] = furthest(got, want)[0] if dtype == "float64" else distance(got, want)
+    row["pytorch"] = distance(step(name, torch.float32)[2].values(), want)
     found = kinds(graph)
     row["recognised"] = sum(kind is not ConvKind.FPROP for kind in found)
     _, report = byoc_cudnn.partition(graph.module)
     entries = [e for e in report.entries if e.op.startswith("conv")]
-    row |= {"convolutions": len(found), "offloaded": sum(bool(e.backend) for e in entries),
-            "reasons": sorted({e.reason for e in entries if not e.backend})}  # fmt: skip
-    return row
+    return row | {
+        "convolutions": len(found), "offloaded": sum(bool(e.backend) for e in entries),
+        "reasons": sorted({e.reason for e in entries if not e.backend}),
+    }  # fmt: skip
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="networks by their beginnings, joined by commas")
-    add_options(parser)
-    options = parser.parse_args()
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for size in args.sizes:
+        for family in args.suite:
+            yield Case({"network": f"{family}, {size}"})
+
+
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     relay_wgrad.register()
-    rows = Rows(parser, options, ("network",), {"machine": machine()})
-    wanted = [(name,) for name in names() if name.startswith(tuple(options.only.split(",")))]
-    rows.measure(wanted, measure)
-    table = Table("network", "float64", "float32", "PyTorch's", "gradients", "recognised", "taken")
-    for row in rows.of(wanted):
-        errors = (f"{row[key]:.1e}" for key in ("float64", "float32", "pytorch"))
-        taken = f"{row['offloaded']}/{row['convolutions']}"
-        table.add_row(row["network"], *errors, str(row["asked"]), str(row["recognised"]), taken)
-    Console().print(table)
+    return lambda case: measure(case.key["network"])
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    cases, begin, suites=FAMILIES, options={"sizes": Option(tuple(SIZES), "", SIZES)},
+    columns=(("network",), ("float64", None, ".1e"), ("float32", None, ".1e"),
+             ("PyTorch's", "pytorch", ".1e"), ("gradients", "asked"), ("recognised",),
+             ("convolutions",), ("taken", "offloaded"), ("reason",)),
+)  # fmt: skip

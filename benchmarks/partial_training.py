@@ -1,37 +1,29 @@
 """Training of some parameters beside PyTorch with the others frozen: memory and time.
 
-    python -m benchmarks.partial_training --json FILE [--resume] [--networks resnet50,mobilenet_v2]
-        [--parts all,last,norms,biases,still] [--batch 8] [--image 224] [--steps 5]
-        [--device cuda] [--dtype bfloat16] [--seconds 80]
-
 A row is a network, a part of its parameters and a side, each in a process of its own, steps of SGD
 with momentum in training mode.  `peak` is what steps add to the process, which holds parameters and
 data already, or to the device, with the optimizer's state; `plan` is what the compiled step sets
-aside for intermediate results.  Times are the shortest of the steps'.  With --resume rows that FILE
-has are kept; after --seconds no more are begun.  On a GPU all processes compile at once, and are
-measured one by one.
+aside for intermediate results.  Times are the shortest of the steps'.  On a GPU --jobs processes
+compile at a time, and use the device one by one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import multiprocessing
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.cpu_timing import cpu_model
-from benchmarks.parent import end_with_parent
-from benchmarks.plain_networks import build
-from relay_wgrad import output
+from benchmarks import plain_networks
+from benchmarks.ready import in_groups
+from benchmarks.runner import Benchmark, Case, Option, Row, Rows
 
 Part = Callable[[torch.nn.Module], list[str]]
 _LAST = 10  # tensors
@@ -62,11 +54,12 @@ PARTS: dict[str, Part] = {
 """Name -> the names of what is trained.  `still`: with running statistics in all norms."""
 
 
-class Case(NamedTuple):
+class Problem(NamedTuple):
     """What is measured."""
 
     name: str
     part: str
+    side: str
     batch: int
     image: int
     steps: int
@@ -75,7 +68,7 @@ class Case(NamedTuple):
 
     def network(self) -> tuple[torch.nn.Module, list[str]]:
         """The network, and what is trained."""
-        module = build(self.name)
+        module = plain_networks.build(self.name)
         if self.part == "still":
             for layer in module.modules():
                 layer.training = not isinstance(layer, torch.nn.BatchNorm2d)
@@ -102,7 +95,7 @@ def _in_use() -> int:
     return int(whole - free)
 
 
-def measured(case: Case, side: Ready) -> dict[str, Any]:
+def measured(case: Problem, side: Ready) -> dict[str, Any]:
     """What steps add, and the seconds of the fastest; on a GPU ten at a time, after some."""
     on_cpu = case.device == "cpu"
     each = 1 if on_cpu else 10
@@ -120,7 +113,7 @@ def measured(case: Case, side: Ready) -> dict[str, Any]:
     return {"peak": peak, "seconds": min(times), "loss": last, **side.facts()}
 
 
-def ours(case: Case) -> Ready:
+def ours(case: Problem) -> Ready:
     """This package."""
     import relay_wgrad
     from relay_wgrad.cores import configure_threads
@@ -147,7 +140,7 @@ def ours(case: Case) -> Ready:
     return Ready(lambda n: list(trainer.train([values] * n))[-1], state, lambda: facts)
 
 
-def theirs(form: Any, case: Case) -> Ready:
+def theirs(form: Any, case: Problem) -> Ready:
     """PyTorch, in a memory format."""
     torch.backends.cudnn.benchmark = True
     module, chosen = case.network()
@@ -172,7 +165,7 @@ def theirs(form: Any, case: Case) -> Ready:
     return Ready(steps)
 
 
-SIDES: dict[str, Callable[[Case], Ready]] = {
+SIDES: dict[str, Callable[[Problem], Ready]] = {
     "ours": ours,
     "pytorch": partial(theirs, torch.contiguous_format),
     "channels_last": partial(theirs, torch.channels_last),
@@ -181,14 +174,14 @@ SIDES: dict[str, Callable[[Case], Ready]] = {
 _ON_GPU = ("ours", "channels_last")
 
 
-def _worker(case: Case, side: str, pipe: Any) -> None:
+def _worker(case: Problem, pipe: Any) -> None:
     """Says that it is ready, waits, and measures; sends an error's text in place of figures."""
     try:
         if case.device != "cpu":
             torch.zeros(1, device=case.device)
         else:
             torch.set_num_threads(multiprocessing.cpu_count())
-        ready = SIDES[side](case)
+        ready = SIDES[case.side](case)
         pipe.send(None)
         pipe.recv()
         pipe.send(measured(case, ready))
@@ -196,112 +189,44 @@ def _worker(case: Case, side: str, pipe: Any) -> None:
         pipe.send(f"{type(error).__name__}: {error}"[:2000])
 
 
-def _with_parent(worker: Callable[..., None], *args: Any) -> None:
-    end_with_parent()
-    worker(*args)
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    sides = _ON_GPU if args.on_gpu else SIDES
+    device = "cuda" if args.on_gpu else "cpu"
+    for name, part, side in itertools.product(args.suite, args.parts, sides):
+        key = {"network": name, "part": part, "side": side, "batch": args.batch,
+               "image": args.image, "dtype": args.dtype}  # fmt: skip
+        yield Case(key, Problem(name, part, side, args.batch, args.image, args.steps, device,
+                                args.dtype))  # fmt: skip
 
 
-class Run:
-    """A process of a row: `worker` of these arguments and a pipe, into which it sends None when it
-    is ready, then waits, and sends the figures; an error's text in place of either."""
-
-    def __init__(self, worker: Callable[..., None], *args: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, other = context.Pipe()
-        self.process = context.Process(
-            target=_with_parent, args=(worker, *args, other), daemon=True
-        )
-        self.process.start()
-        other.close()
-        self.first: Any = ""
-
-    def received(self, until: float) -> Any:
-        """What it sends, an error's text where it has none or time is up."""
-        if not self.pipe.poll(max(0.0, until - time.monotonic())):
-            return "time is up"
-        try:
-            return self.pipe.recv()
-        except EOFError:
-            return f"the process ended with {self.process.exitcode}"
-
-    def ready(self, until: float) -> None:
-        """Returns when it is ready, or has ended."""
-        self.first = self.received(until)
-
-    def row(self, until: float) -> dict[str, Any]:
-        """Its figures, or the error."""
-        found = self.received(until) if self.first == "" else self.first
-        if found is None:
-            self.pipe.send(None)
-            found = self.received(until)
-        self.process.kill()
-        self.process.join()
-        return found if isinstance(found, dict) else {"error": str(found)}
+def run(rows: Rows, cases: Sequence[Case], args: argparse.Namespace) -> None:
+    in_groups(rows, cases, _worker, args.jobs)
 
 
-def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """All rows, PyTorch's beside ours."""
-    shown = Table(title="training of some parameters")
-    for title in ("network, part", "tensors", "wgrads", "dgrads", "step, s", "PyTorch",
-                  "peak, MiB", "PyTorch", "plan, MiB"):  # fmt: skip
-        shown.add_column(title, justify="left" if title.startswith("network") else "right")
-    for key, row in rows.items():
-        name, _, side = key.rpartition(" ")
-        if side != "ours":
-            continue
-        if "error" in row:
-            shown.add_row(name, row["error"][:60])
-            continue
-        sides = [rows[f"{name} {s}"] for s in SIDES if s != "ours" and f"{name} {s}" in rows]
-        other = min((r for r in sides if "error" not in r), key=lambda r: r["seconds"], default={})
-        mib = [f"{r['peak'] / 2**20:.0f}" if r else "" for r in (row, other)]
-        shown.add_row(
-            name, str(row["tensors"]), str(row["wgrads"]), str(row["dgrads"]),
-            f"{row['seconds']:.4f}", f"{other['seconds']:.4f}" if other else "", *mib,
-            f"{row['plan'] / 2**20:.0f}",
-        )  # fmt: skip
-    return shown
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """Ours over the faster of PyTorch's, in time and memory."""
+    for row in (row for row in rows if row["side"] == "ours"):
+        same = [r for r in rows if (r["network"], r["part"]) == (row["network"], row["part"])]
+        if others := [r for r in same if r["side"] != "ours"]:
+            other = min(others, key=lambda r: r["seconds"])
+            time_, memory = (row[key] / max(other[key], 1e-9) for key in ("seconds", "peak"))
+            yield (
+                f"{row['network']} {row['part']}: {time_:.2f} of the time and {memory:.2f} of the"
+                f" memory of {other['side']}"
+            )
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--networks", default="resnet50,mobilenet_v2")
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--image", type=int, default=224)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--seconds", type=float, default=1e6, help="in which rows are measured")
-    parser.add_argument("--json", required=True, help="where rows are kept, after each")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
-    args = parser.parse_args()
-    path = Path(args.json)
-    where = cpu_model() if args.device == "cpu" else torch.cuda.get_device_name()
-    facts = {"device": where, "dtype": args.dtype, "batch": args.batch, "image": args.image}
-    kept = json.loads(path.read_text()) if args.resume and path.exists() else {}
-    rows = kept.get("rows", {}) if all(kept.get(k) == v for k, v in facts.items()) else {}
-    wanted = [
-        (f"{name} {part} {side}", side, Case(name, part, args.batch, args.image, args.steps,
-                                             args.device, args.dtype))
-        for name in args.networks.split(",")
-        for part in args.parts.split(",")
-        for side in (SIDES if args.device == "cpu" else _ON_GPU)
-    ]  # fmt: skip
-    wanted = [row for row in wanted if "peak" not in rows.get(row[0], {})]
-    until, at_once = time.monotonic() + args.seconds, 1 if args.device == "cpu" else len(wanted)
-    running: dict[str, Run] = {}
-    for i, (key, _, _) in enumerate(wanted):
-        for other, side, case in wanted[i : i + at_once]:
-            if other not in running:
-                running[other] = Run(_worker, case, side)
-        rows[key] = {**running[key].row(until), "date": time.strftime("%Y-%m-%d")}
-        output.write_json(str(path), {**facts, "rows": rows})
-    Console().print(table(rows))
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    cases, run=run, suites=plain_networks.NETWORKS, summary=summary,
+    options={
+        "parts": Option(tuple(PARTS), "what is trained", PARTS),
+        "batch": Option(8, "images"),
+        "image": Option(224, "the image's side"),
+        "steps": Option(5, "that are timed"),
+        "dtype": Option("float32", "", ("float32", "bfloat16")),
+        "jobs": Option(1, "processes that compile at a time"),
+    },
+    columns=(("network",), ("part",), ("side",), ("tensors",), ("wgrads",), ("dgrads",),
+             ("step, s", "seconds", ".4f"), ("peak, MiB", "peak", ".0f", 2**-20),
+             ("plan, MiB", "plan", ".0f", 2**-20), ("reason",)),
+)  # fmt: skip

@@ -1,7 +1,7 @@
-"""ResNet-50 and MobileNetV2 with torchvision's layers and names, where there is no torchvision.
+"""Networks of PyTorch's own layers: ResNet-50, MobileNetV2, where there is no torchvision; a U-Net.
 
-He and others, "Deep Residual Learning" (stride in the 3×3 convolution); Sandler and others,
-"MobileNetV2".  Dropout is left out.
+The first two have torchvision's layers and names, without dropout: He and others, "Deep Residual
+Learning" (stride in the 3×3 convolution); Sandler and others, "MobileNetV2".
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """161 parameters, 25,557,032 numbers."""
+    """161 parameters, 25,557,032 numbers; fewer where the first layer has other than 64 filters."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.conv1, self.bn1 = _convolution(3, 64, 7, 2), nn.BatchNorm2d(64)
-        c = 64
-        for i, (width, blocks, stride) in enumerate(_STAGES, 1):
-            layers = []
+        self.conv1, self.bn1 = _convolution(3, width, 7, 2), nn.BatchNorm2d(width)
+        c = width
+        for i, (filters, blocks, stride) in enumerate(_STAGES, 1):
+            layers, inner = [], filters * width // 64
             for block in range(blocks):
-                layers.append(Bottleneck(c, width, stride if block == 0 else 1))
-                c = 4 * width
+                layers.append(Bottleneck(c, inner, stride if block == 0 else 1))
+                c = 4 * inner
             self.add_module(f"layer{i}", nn.Sequential(*layers))
         self.fc = nn.Linear(c, CLASSES)
 
@@ -103,6 +103,46 @@ class MobileNetV2(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.classifier(self.features(x).mean((2, 3)))
+
+
+class Block(nn.Sequential):
+    """Two convolutions with batch normalization and ReLU."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__(*(
+            layer
+            for c in (inside, outside)
+            for layer in (
+                nn.Conv2d(c, outside, 3, padding=1, bias=False), nn.BatchNorm2d(outside), nn.ReLU()
+            )
+        ))  # fmt: skip
+
+
+class UNet(nn.Module):
+    """Ronneberger's, padded, with batch normalization and transposed convolutions.
+
+    Its logits are averaged over the pixels, so that all networks here have one loss.
+    """
+
+    def __init__(self, classes: int = CLASSES, width: int = 32, depth: int = 4) -> None:
+        super().__init__()
+        widths = [width << i for i in range(depth + 1)]
+        self.down = nn.ModuleList(map(Block, [3, *widths], widths))
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(2 * c, c, 2, stride=2) for c in reversed(widths[:-1])
+        )
+        self.join = nn.ModuleList(Block(2 * c, c) for c in reversed(widths[:-1]))
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Any) -> Any:
+        """Logits (N, classes) of images whose height and width 2**depth divides."""
+        kept = []
+        for i, block in enumerate(self.down):
+            x = block(x if i == 0 else nn.functional.max_pool2d(x, 2))
+            kept.append(x)
+        for up, join, left in zip(self.up, self.join, kept[-2::-1], strict=True):
+            x = join(torch.cat([left, up(x)], 1))
+        return self.head(x.mean((2, 3), keepdim=True)).flatten(1)
 
 
 NETWORKS: dict[str, type[nn.Module]] = {"resnet50": ResNet50, "mobilenet_v2": MobileNetV2}

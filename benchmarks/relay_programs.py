@@ -1,28 +1,23 @@
 """The programs that Relay 0.19 printed and ran, here: text, types, gradients, results.
 
-    python -m benchmarks.relay_programs [--json FILE]
-
 For each program: whether its text comes back from `astext(fromtext(text))` and the inferred types
 are the printed ones; the distance of the results on the CPU from Relay's, in relative norm of the
 worst output; and the times to read, to infer and to lower it.  A forward program that has a
-printed gradient is also differentiated, and compared with it node for node.  Exit status 1 if
-anything differs.
+printed gradient is also differentiated, and compared with it node for node.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tvm
-from rich.console import Console
-from rich.table import Table
 
 import relay_wgrad
-from relay_wgrad import output, relay
+from benchmarks.runner import Benchmark, Case, Measure, Row
+from relay_wgrad import relay
 from relay_wgrad.relay import transform
 from tests.fixtures.relay.inputs import HERE, load
 from tests.support.relay.untyped import stripped
@@ -59,7 +54,7 @@ def gradient(name: str, mod: relay.IRModule) -> bool | None:
     return relay.structural_equal(ours, relay.fromtext(printed.read_text(encoding="utf-8")))
 
 
-def measured(name: str) -> dict[str, Any]:
+def measured(name: str) -> Row:
     text = load(name)[2]
     start = time.perf_counter()
     mod = relay.fromtext(text)
@@ -69,8 +64,7 @@ def measured(name: str) -> dict[str, Any]:
     relay.lower(mod)
     lowered = time.perf_counter()
     calls = [n for f in mod.functions.values() for n in relay.ast.post_order(f)]
-    return {
-        "name": name,
+    row: Row = {
         "calls": sum(isinstance(n, relay.Call) for n in calls),
         "text": relay.astext(mod) == text,
         "types": relay.astext(inferred) == relay.astext(transform.InferType()(mod)) == text,
@@ -78,41 +72,28 @@ def measured(name: str) -> dict[str, Any]:
         "distance": distance(name, mod),
         "seconds": {"read": read - start, "infer": typed - read, "lower": lowered - typed},
     }
+    wrong = [what for what in ("text", "types", "gradient") if row[what] is False]
+    wrong += ["distance"] * ((row["distance"] or 0) > TOLERANCE)
+    return row | ({"reason": f"differs in {', '.join(wrong)}"} if wrong else {})
 
 
-def shown(value: bool | None) -> str:
-    return {True: "equal", False: "NOT EQUAL", None: ""}[value]
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for path in sorted(HERE.glob("*.relay")):
+        yield Case({"name": path.stem})
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows")
-    args = parser.parse_args()
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     relay_wgrad.register()
     relay.fromtext('#[version = "0.0.5"]\ndef @main(%x: float32) { %x }')  # the grammar's tables
-    rows = [measured(path.stem) for path in sorted(HERE.glob("*.relay"))]
-    table = Table(
-        "program", "calls", "text", "types", "gradient", "distance", "read, infer, lower ms"
-    )
-    for row in rows:
-        seconds = ", ".join(f"{1e3 * s:.0f}" for s in row["seconds"].values())
-        error = "" if row["distance"] is None else f"{row['distance']:.1e}"
-        table.add_row(row["name"], str(row["calls"]), shown(row["text"]), shown(row["types"]),
-                      shown(row["gradient"]), error, seconds)  # fmt: skip
-    Console(width=110).print(table)
-    bad = [
-        row["name"]
-        for row in rows
-        if not row["text"] or not row["types"] or row["gradient"] is False
-        or (row["distance"] or 0) > TOLERANCE
-    ]  # fmt: skip
-    print(f"{len(rows)} programs, {len(bad)} that differ{': ' if bad else ''}{', '.join(bad)}")
-    if args.json:
-        output.write_json(args.json, rows)
-    return 1 if bad else 0
+    return lambda case: measured(case.key["name"])
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+BENCHMARK = Benchmark(
+    cases, begin,
+    columns=(
+        ("program", "name"), ("calls",), ("text",), ("types",), ("gradient",),
+        ("distance", None, ".1e"),
+        *((f"{what} ms", f"seconds.{what}", ".0f", 1e3) for what in ("read", "infer", "lower")),
+        ("reason",),
+    ),
+)  # fmt: skip

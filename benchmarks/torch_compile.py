@@ -1,10 +1,5 @@
 """Networks trained through `torch.compile(model, backend="relay_wgrad")`, beside other ways.
 
-    python -m benchmarks.torch_compile [--json FILE [--resume]] [--networks NAMES] [--steps 20]
-        [--against eager,exact] [--batch 8] [--image N] [--dtype f32] [--time-budget SECONDS]
-    python -m benchmarks.torch_compile --device cuda [--against convolutions,inductor,eager]
-        [--batch 64] [--image 224] [--dtype bf16] [--jobs 4] …
-
 Each network of torchvision, `unet` or `onnx:` and a bundled one (without torchvision
 `plain_networks`' and those) takes steps of SGD with momentum on one batch, from the same weights
 and seeds, compiled by this package and in each other way: `eager`; `inductor`; `convolutions`,
@@ -16,35 +11,25 @@ eager's go from themselves by one rounding of the images ("rounding"), how many 
 backend adds to Dynamo's own, how many of the convolutions and gradients that PyTorch computes are
 compiled by this package, and the seconds of the first step.
 
-Times are of whole steps: on the CPU the median of the steps after the second, on CUDA by events, in
+Times are of whole steps: on a CPU the median of the steps after the second, on a GPU by events, in
 rounds in which all ways take turns, when all processes have compiled.  Dropout draws eager's
-numbers on the CPU; on CUDA, where eager's kernel has its own, layers that draw are left out.
+numbers on the CPU; on a GPU, where eager's kernel has its own, layers that draw are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import math
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from benchmarks.cpu_timing import cpu_model
 from benchmarks.gpu_sides import DTYPES
-from benchmarks.partial_training import Run
 from benchmarks.plain_networks import NETWORKS as PLAIN
-from benchmarks.torch_sides import OTHERS, Case, worker
-from relay_wgrad import output
+from benchmarks.ready import in_groups
+from benchmarks.runner import Benchmark, Case, Option, Row, Rows
+from benchmarks.torch_sides import OTHERS, Problem, worker
 
 NETWORKS = (
     "alexnet", "vgg11", "vgg11_bn", "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2",
@@ -54,9 +39,35 @@ NETWORKS = (
     "fcn_resnet50", "lraspp_mobilenet_v3_large", "vit_b_16",
 )  # fmt: skip
 WITHOUT_TORCHVISION = (*PLAIN, "unet", "onnx:inception_v1", "onnx:squeezenet")
-AGAINST = {"cpu": ("eager", "exact"), "cuda": ("convolutions", "inductor", "eager")}
-BATCH = {"cpu": 8, "cuda": 64}
-_UNLIMITED = 1e6  # seconds
+
+
+def against(args: argparse.Namespace) -> tuple[str, ...]:
+    """The ways beside ours."""
+    usual = ("convolutions", "inductor", "eager") if args.on_gpu else ("eager", "exact")
+    return args.against or usual
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    there = importlib.util.find_spec("torchvision") is not None
+    batch = args.batch or (64 if args.on_gpu else 8)
+    image = args.image or (224 if args.on_gpu else None)
+    for name in args.networks or (NETWORKS if there else WITHOUT_TORCHVISION):
+        key = {"network": name, "dtype": args.dtype, "batch": batch, "steps": args.steps}
+        yield Case(key, Problem(name, against(args), args.steps, "cuda" if args.on_gpu else "cpu",
+                                args.dtype, batch, image))  # fmt: skip
+
+
+def run(rows: Rows, cases: Sequence[Case], args: argparse.Namespace) -> None:
+    """So many compile at a time, then each is measured alone, the GPU by a lock on a file."""
+    with tempfile.NamedTemporaryFile(prefix="relay-wgrad-gpu-") as lock:
+        if args.on_gpu:
+            cases = [case._replace(what=case.what._replace(lock=lock.name)) for case in cases]
+        in_groups(rows, cases, worker, args.jobs)
+
+
+def is_whole(row: Row, args: argparse.Namespace) -> bool:
+    """Whether it has these sides."""
+    return all(name in row.get("sides", {}) for name in ("ours", *against(args)))
 
 
 def ratios(row: dict[str, Any], of: str = "ours") -> dict[str, float]:
@@ -68,140 +79,39 @@ def ratios(row: dict[str, Any], of: str = "ours") -> dict[str, float]:
     }  # fmt: skip
 
 
-def table(rows: dict[str, dict[str, Any]], sides: Sequence[str]) -> Table:
-    """For people."""
-    shown = Table(title="steps of training by torch.compile: ms, and ours over each")
-    keys = ("furthest", "relative", "eagers", "rounding", "breaks_added")
-    for title in ("network", "image", "losses", *keys, "taken", "first s",
-                  *(f"{s} ms" for s in ("ours", *sides)), *(f"ours/{s}" for s in sides),
-                  "reason"):  # fmt: skip
-        shown.add_column(title.replace("_", " "))
-    for name, row in rows.items():
-        if "sides" not in row:
-            blank = [""] * (len(shown.columns) - 2)
-            shown.add_row(name, *blank, escape(row.get("error", "")))
-            continue
-        ours, times = row["sides"]["ours"], ratios(row)
-        cells = [row.get(key, "") for key in keys]
-        shown.add_row(
-            name, str(row["image"]), f"{ours['losses'][0]:.3f} → {ours['losses'][-1]:.3f}",
-            *(f"{cell:.1e}" if isinstance(cell, float) else str(cell) for cell in cells),
-            f"{ours['taken']}/{row['asked']}", f"{ours['first_s']:.1f}",
-            *(f"{row['sides'].get(s, {}).get('ms', math.nan):.2f}" for s in ("ours", *sides)),
-            *(f"{times[s]:.2f}" if s in times else "" for s in sides),
-            escape(row.get("reason", "")),
-        )  # fmt: skip
-    return shown
-
-
-def means(rows: dict[str, dict[str, Any]]) -> list[str]:
+def summary(rows: Sequence[Row]) -> Iterator[str]:
     """The geometric means of the ratios, a line each."""
-    lines = []
     for of in ("ours", "convolutions"):
         found: dict[str, list[float]] = {}
-        for row in rows.values():
+        for row in rows:
             for name, value in ratios(row, of).items():
                 found.setdefault(name, []).append(value)
-        lines += [
-            f"{of} / {name}: geometric mean {statistics.geometric_mean(values):.3f} of"
-            f" {len(values)} networks, {min(values):.2f} to {max(values):.2f}"
-            for name, values in found.items()
-        ]
-    return lines
+        for name, values in found.items():
+            yield (
+                f"{of} / {name}: geometric mean {statistics.geometric_mean(values):.3f} of"
+                f" {len(values)} networks, {min(values):.2f} to {max(values):.2f}"
+            )
 
 
-def whole(row: dict[str, Any], sides: Sequence[str]) -> bool:
-    """Whether it has these sides."""
-    return all(name in row.get("sides", {}) for name in ("ours", *sides))
-
-
-def earlier(path: Path, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows of an earlier run's file, each with the device that it is of.
-
-    Raises ValueError for a file of other facts, whose rows would be lost.
-    """
-    if not path.exists():
-        return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    for key, value in facts.items():
-        if found.get(key) != value:
-            raise ValueError(f"{path} has rows of {key} {found.get(key)}, not {value}")
-    return {name: {"device": found.get("device"), **row} for name, row in found["rows"].items()}
-
-
-def run(
-    cases: Sequence[Case], jobs: int, until: float, told: Callable[[str, dict[str, Any]], None]
-) -> None:
-    """Rows in processes: so many compile at a time, then each is measured alone."""
-    for at in range(0, len(cases), jobs):
-        if time.monotonic() > until:
-            return
-        group = [(case, Run(worker, case)) for case in cases[at : at + jobs]]
-        for _, process in group:
-            process.ready(until)
-        for case, process in group:
-            told(case.name, process.row(until))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures what the command line asks for; 1 where a row is not as it should be."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.torch_compile")
-    parser.add_argument("--networks", help="joined by commas; else those of the file")
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE, after each network")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
-    parser.add_argument("--time-budget", type=float, metavar="SECONDS", default=_UNLIMITED)
-    parser.add_argument("--device", default="cpu", choices=tuple(AGAINST))
-    parser.add_argument("--against", help=f"of {', '.join(OTHERS)}, joined by commas")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, help="8, on CUDA 64")
-    parser.add_argument("--image", type=int, help="the smallest that a network takes, on CUDA 224")
-    parser.add_argument("--dtype", default="f32", choices=DTYPES)
-    parser.add_argument("--jobs", type=int, default=1, help="networks that compile at a time")
-    args = parser.parse_args(argv)
-    if args.resume and not args.json:
-        parser.error("--resume needs --json")
-    sides = tuple(args.against.split(",")) if args.against else AGAINST[args.device]
-    if unknown := set(sides) - set(OTHERS):
-        parser.error(f"--against: {', '.join(sorted(unknown))} is not of {', '.join(OTHERS)}")
-    on_cpu = args.device == "cpu"
-    there = importlib.util.find_spec("torchvision") is not None
-    names = args.networks.split(",") if args.networks else NETWORKS if there else (
-        WITHOUT_TORCHVISION
-    )  # fmt: skip
-    device = cpu_model() if on_cpu else torch.cuda.get_device_name()
-    facts = {
-        "torch": torch.__version__, "dtype": args.dtype, "batch": args.batch or BATCH[args.device],
-        "steps": args.steps,
-    }  # fmt: skip
-    try:
-        rows = earlier(Path(args.json), facts) if args.resume else {}
-    except ValueError as error:
-        parser.error(f"--resume: {error}")
-    cases = [
-        Case(name, sides, args.steps, args.device, args.dtype, facts["batch"],
-             args.image or (None if on_cpu else 224))
-        for name in names if not whole(rows.get(name, {}), sides)
-    ]  # fmt: skip
-
-    def told(name: str, row: dict[str, Any]) -> None:
-        rows[name] = {"device": device, **row, "date": time.strftime("%Y-%m-%d")}
-        print(name, row.get("reason", row.get("error", "as it should be")), flush=True)
-        if args.json:
-            output.write_json(args.json, {**facts, "rows": rows})
-
-    with tempfile.NamedTemporaryFile(prefix="relay-wgrad-gpu-") as lock:
-        if not on_cpu:
-            cases = [case._replace(lock=lock.name) for case in cases]
-        run(cases, args.jobs, time.monotonic() + args.time_budget, told)
-    asked = {name: rows[name] for name in names if name in rows}
-    printed = Console(width=230)
-    printed.print(table(asked, sides))
-    for line in means(asked):
-        printed.print(line)
-    good = sum("reason" not in row and "error" not in row for row in asked.values())
-    printed.print(f"{len(asked)} of {len(names)} networks, {good} without a failure")
-    return int(good < len(asked))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+BENCHMARK = Benchmark(
+    cases, run=run, is_whole=is_whole, summary=summary,
+    options={
+        "networks": Option((), "else torchvision's of the file"),
+        "against": Option((), "else convolutions,inductor,eager on a GPU, eager,exact", OTHERS),
+        "steps": Option(20, "of the optimizer"),
+        "batch": Option(0, "images; 8, on a GPU 64, if 0"),
+        "image": Option(0, "the smallest that a network takes, on a GPU 224, if 0"),
+        "dtype": Option("f32", "", DTYPES),
+        "jobs": Option(1, "networks that compile at a time"),
+    },
+    columns=(
+        ("network",), ("image",),
+        ("losses", lambda row: "{0[0]:.3f} → {0[-1]:.3f}".format(row["sides"]["ours"]["losses"])),
+        *((key.replace("_", " "), key, ".1e") for key in (
+            "furthest", "relative", "eagers", "rounding")),
+        ("breaks added", "breaks_added"),
+        ("taken", lambda row: f"{row['sides']['ours']['taken']}/{row['asked']}"),
+        ("first s", "sides.ours.first_s", ".1f"),
+        *((f"{side} ms", f"sides.{side}.ms", ".2f") for side in ("ours", *OTHERS)), ("reason",),
+    ),
+)  # fmt: skip

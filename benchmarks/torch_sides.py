@@ -1,4 +1,4 @@
-"""One network of `benchmarks.torch_compile`, trained in several ways, in a process of its own.
+"""One network of `benchmarks gpu compile`, trained in several ways, in a process of its own.
 
 Processes compile side by side, and what uses the GPU then has it alone by a lock on a file, so that
 cuDNN's plans and our kernels are chosen by undisturbed times.  `eager` goes first: what cuDNN chose
@@ -26,6 +26,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import gpu_models, gpu_timing, network_zoo, plain_networks
+from benchmarks.errors import distance
 from benchmarks.gpu_sides import HALVES, MOST_CALLS, ROUND_MS, ROUNDS, SCALE, settings
 from benchmarks.gpu_split import host_ms
 from benchmarks.network_steps import APART, apart
@@ -42,7 +43,7 @@ _ROUNDED = 1e-5  # of a loss: what needs no explanation
 aten = torch.ops.aten
 
 
-class Case(NamedTuple):
+class Problem(NamedTuple):
     """What is measured of a network.  lock : a file by which processes have the GPU alone."""
 
     name: str
@@ -58,7 +59,7 @@ class Case(NamedTuple):
 # ---- a network -----------------------------------------------------------------------------------
 
 
-def problem(case: Case) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+def problem(case: Problem) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     """(network with its loss, images, labels) on the CPU, seeded.
 
     Raises ValueError for a name that is no network's, or is one of torchvision's without it.
@@ -100,7 +101,7 @@ class Asked(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def alone(case: Case) -> Iterator[None]:
+def alone(case: Problem) -> Iterator[None]:
     """Within, no other process of this benchmark uses the GPU."""
     if not case.lock:
         yield
@@ -112,7 +113,7 @@ def alone(case: Case) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compiling(case: Case) -> Iterator[None]:
+def compiling(case: Problem) -> Iterator[None]:
     """Within, the GPU is used alone by what is compiled here, and not kept by its compilation."""
     from relay_wgrad.torch import compiler, inductor
 
@@ -139,7 +140,7 @@ def compiling(case: Case) -> Iterator[None]:
 class Side:
     """A way to take steps with a copy of a network."""
 
-    def __init__(self, name: str, case: Case, module: Any, images: Any, labels: Any) -> None:
+    def __init__(self, name: str, case: Problem, module: Any, images: Any, labels: Any) -> None:
         self.name, self.case = name, case
         self.scale = SCALE if case.dtype == "f16" else 1.0
         dtype = torch.float64 if name == "exact" else torch.float32
@@ -237,23 +238,14 @@ def timed(sides: Sequence[Side]) -> dict[str, list[float]]:
     return rounds
 
 
-def distance(ours: torch.nn.Module, theirs: torch.nn.Module) -> float:
-    """Of all parameters and statistics together, relative to the norm of theirs."""
-    pairs = [
-        (a.double(), b.double())
-        for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
-    ]
-    return float((sum(((a - b) ** 2).sum() for a, b in pairs) / sum(
-        (b**2).sum() for _, b in pairs
-    )) ** 0.5)  # fmt: skip
-
-
 def relative(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The largest difference of two losses of a step, of theirs."""
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
-def rounding(case: Case, module: Any, images: Any, labels: Any, losses: Sequence[float]) -> float:
+def rounding(
+    case: Problem, module: Any, images: Any, labels: Any, losses: Sequence[float]
+) -> float:
     """How far eager mode goes from its own losses when each number of the images is a rounding off,
     up or down at random: the furthest of some runs, since one may turn a ReLU, or may not."""
     eps = torch.finfo(HALVES.get(case.dtype, torch.float32)).eps
@@ -266,7 +258,7 @@ def rounding(case: Case, module: Any, images: Any, labels: Any, losses: Sequence
     return max(found)
 
 
-def measured(case: Case) -> Iterator[dict[str, Any] | None]:
+def measured(case: Problem) -> Iterator[dict[str, Any] | None]:
     """None when all sides have taken their first steps; then the row."""
     module, images, labels = problem(case)
     if case.device == "cuda":
@@ -283,7 +275,8 @@ def measured(case: Case) -> Iterator[dict[str, Any] | None]:
             figures[name] |= facts_of_ours(name)
     if "eager" in figures:
         (eager,) = (side for side in sides if side.name == "eager")
-        row["state"] = distance(sides[-1].module, eager.module)
+        states = (side.module.state_dict().values() for side in (sides[-1], eager))
+        row["state"] = distance(*states)
     plain = Side("eager", case, module, images, labels)
     with alone(case), Asked() as asked:
         plain.step()
@@ -323,7 +316,7 @@ def reason(row: dict[str, Any]) -> dict[str, str]:
     return {"reason": "; ".join(said)[:400]} if said else {}
 
 
-def worker(case: Case, pipe: Any) -> None:
+def worker(case: Problem, pipe: Any) -> None:
     """Says that it is ready, waits, and sends the row; an error's text in its place."""
     warnings.simplefilter("ignore")
     if case.device == "cpu":

@@ -115,11 +115,19 @@ def milliseconds(seconds: float) -> str:
 
 
 def work(flop: float) -> str:
-    """`3.2 GFLOP`, `12.5 MFLOP`, `4.0 kFLOP`."""
+    """`3.2 GFLOP`, `12.5 MFLOP`, `4.0 kFLOP`, `18 FLOP`."""
     for unit, scale in (("GFLOP", 1e9), ("MFLOP", 1e6)):
         if flop >= 0.1 * scale:
             return f"{flop / scale:.1f} {unit}"
-    return f"{flop / 1e3:.1f} kFLOP"
+    return f"{flop / 1e3:.1f} kFLOP" if flop >= 100 else f"{flop:.0f} FLOP"
+
+
+def memory(size: int) -> str:
+    """`1.50 GiB`, `12.5 MiB`, `4.0 KiB`."""
+    for unit, scale, digits in (("GiB", 2**30, 2), ("MiB", 2**20, 1)):
+        if size >= scale:
+            return f"{size / scale:.{digits}f} {unit}"
+    return f"{size / 2**10:.1f} KiB"
 
 
 def warn(scatter: float) -> None:

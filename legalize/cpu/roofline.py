@@ -26,8 +26,9 @@ from .emitters.loops import argument, local, parallel, serial, splat, vector
 from .machine import machine
 
 _ROUNDS, _SECONDS = 20, 0.3  # of each try, at least: the best of them all is the ceiling
-_TRIES, _APART, _ENOUGH = 8, 0.2, 0.8  # more tries, seconds between them, and when none is needed
-_AGREE = 0.95  # of the best copy, what another must come to
+_TRIES, _APART = 8, 0.2  # more tries, and seconds between them
+_AGREE = 0.95  # of the best try, what another must come to
+_ENOUGH = 0.8  # of what one thread makes times their number, what all must come to
 _STEPS = 10_000  # half a millisecond: on a busy machine some run keeps its cores that long
 _COPY_BYTES = 1 << 28  # beyond all caches
 
@@ -46,23 +47,17 @@ class Ceilings:
 
 
 def ceilings(target: Target, threads: int) -> Ceilings:
-    """Measures both on this machine, in two seconds; in up to nine where others use it."""
+    """Measures both on this machine, in three seconds; in up to fifteen where others use it."""
     return Ceilings(_multiply_adds(target, threads), _copy(target, threads))
 
 
 def _multiply_adds(target: Target, threads: int) -> float:
-    """The best of several tries: where another program has a core, our threads may share the rest.
+    """Where another program has a core, our threads may share the rest in try after try.
 
     Then they stay well below what one thread makes alone, times their number.
     """
     one, all_threads = _tasks(target, 1), _tasks(target, 4 * threads)
-    alone, best = one(), all_threads()
-    for _ in range(_TRIES):
-        if best > _ENOUGH * threads * alone:
-            break
-        time.sleep(_APART)
-        best = max(best, all_threads())
-    return best
+    return agreed(all_threads, least=_ENOUGH * threads * agreed(one))
 
 
 def _tasks(target: Target, tasks: int) -> Callable[[], float]:
@@ -96,7 +91,7 @@ def _tasks(target: Target, tasks: int) -> Callable[[], float]:
 
 
 def _copy(target: Target, threads: int) -> float:
-    """The best of several tries: memory has no number of threads that it could be held against."""
+    """Memory has no number of threads that it could be held against."""
     lanes = machine(target).lanes("float32")
     tasks = 4 * threads
     each = _COPY_BYTES // 4 // lanes // tasks
@@ -113,16 +108,18 @@ def _copy(target: Target, threads: int) -> float:
     return agreed(lambda: moved / shortest(call, _ROUNDS, _SECONDS).seconds)
 
 
-def agreed(measured: Callable[[], float], apart: float = _APART) -> float:
+def agreed(measured: Callable[[], float], apart: float = _APART, least: float = 0.0) -> float:
     """The best of tries at different times, of which a second comes to the same: another program
-    that moves memory halves all rounds of one.
+    halves all rounds of one.
+
+    least : below it tries that agree are all disturbed.
     """
     rates = [measured()]
     while len(rates) <= _TRIES:
         time.sleep(apart)
         rates.append(measured())
         best, next_best = sorted(rates, reverse=True)[:2]
-        if next_best > _AGREE * best:
+        if best > least and next_best > _AGREE * best:
             break
     return max(rates)
 

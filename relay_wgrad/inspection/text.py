@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..display import work
+from ..display import memory, work
 
-MIB = 2**20
 BACKEND, ON_A_GPU = "backend", "on a GPU"
 
 
@@ -21,7 +20,7 @@ def markdown(data: dict[str, Any]) -> str:
         f"- convolutions: {totals['convolutions']} ({kinds}), {work(totals['flop'])}",
         f"- layout changes: {totals['layout_changes']}",
         f"- layout changes that move memory: {totals['layout_changes_that_move']}",
-        f"- results alive at once, at most: {totals['peak_bytes'] / MIB:.1f} MiB",
+        f"- results alive at once, at most: {memory(totals['peak_bytes'])}",
     ]
     if "backends" in totals:
         where = ", ".join(f"{name} {n}" for name, n in totals["backends"].items())
@@ -39,16 +38,16 @@ def markdown(data: dict[str, Any]) -> str:
         rows.append(
             [
                 number, data["blocks"][block] if blocks else "", conv["kind"], conv["short"],
-                conv["layout"], conv["dtype"], _where(conv), conv.get("reason", ""),
-                conv.get("kernel", ""),
+                conv["layout"], conv["dtype"], conv.get("kernel", ""), _where(conv),
+                conv.get("reason", ""),
                 _number(conv.get("seconds"), 1e3), _number(conv.get("floor_seconds"), 1e3),
                 _number(conv.get("share_of_floor"), 100, 0),
             ]
         )  # fmt: skip
     lines += ["", "## Convolutions", ""]
     lines += _table(
-        ("#", "block", "kind", "problem", "layout", "dtype", elsewhere(facts), "reason",
-         "kernel", "ms", "floor ms", "% of floor"), rows)  # fmt: skip
+        ("#", "block", "kind", "problem", "layout", "dtype", "kernel", elsewhere(facts), "reason",
+         "ms", "floor ms", "% of floor"), rows)  # fmt: skip
     if kernels := data.get("kernels"):
         lines += ["", "## Kernels", ""]
         lines += _table(

@@ -11,7 +11,7 @@ gradient in float32 first writes the result's gradient in another layout, if it 
 Kernels that are known to take a convolution as it is have an image that is only converted; how long
 they need a caller says.
 
-All constants are an H200's with cuDNN 9.19, batch 256 (`benchmarks.gpu_stem`): of 21 times of five
+All constants are an H200's with cuDNN 9.19, batch 256 (`benchmarks gpu stem`): of 21 times of five
 layers they give 0.70 to 1.28, and of each layer the form that was fastest.  All of it grows with
 the number of images, which is no part of it but for kernels that are known.
 """

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+import subprocess
+import sys
+import time
 
 import pytest
 
-from benchmarks import compile_steps
-from tests.support.children import run_module
+from benchmarks import child, compile_steps
 
 # (model, dtype, batch): what stays a product
 SHARE = {
@@ -26,10 +25,9 @@ SHARE = {
 @pytest.mark.longer("whole networks for CUDA")
 @pytest.mark.parametrize(("model", "dtype", "batch"), SHARE)
 def test_a_step(model: str, dtype: str, batch: int) -> None:
-    done = run_module("benchmarks.compile_steps", "--row", f"{model},{dtype},{batch}", timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    row = json.loads(done.stdout.splitlines()[-1])
-    assert row["silent"] == {}
+    given = (model, dtype, batch, ["cudnn"], False, time.perf_counter())
+    row = child.row(compile_steps.measure, *given, seconds=600)
+    assert "reason" not in row
     assert row["convolutions"]["total"] == row["convolutions"]["offloaded"]
     stay = {why: n for why, n in row["fallbacks"].items() if why.startswith("matmul")}
     assert stay == SHARE[model, dtype, batch]
@@ -38,30 +36,27 @@ def test_a_step(model: str, dtype: str, batch: int) -> None:
 
 @pytest.mark.longer("starts processes of TVM")
 def test_a_child_that_does_not_end_well() -> None:
-    row = compile_steps.measured(("residual", "f16", 1), [], seconds=0.05, gib=1)
-    assert row["status"] == "timeout"
-    row = compile_steps.measured(("residual", "f16", 1), [], seconds=60, gib=0.01)
-    assert row["status"] in ("crash", "error")
-    assert row["message"]
+    given = (compile_steps.measure, "residual", "f16", 1, ["cudnn"], False, time.perf_counter())
+    assert "took more than" in child.row(*given, seconds=0.05)["reason"]
+    assert child.row(*given, seconds=60, gib=0.01)["reason"]
 
 
-def test_rows_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, asked = tmp_path / "rows.json", []
+def test_a_part_has_what_was_done_since_the_last_one() -> None:
+    clock = compile_steps.Clock(time.perf_counter() - 5)
+    clock.part("imports")
+    subprocess.run([sys.executable, "-c", "sum(range(10**6))"], check=True)
+    clock.part("a child")
+    clock.part("nothing")
+    assert list(clock.parts) == ["imports", "a child", "nothing"]
+    assert clock.parts["imports"][0] >= 5
+    assert clock.parts["imports"][1] > 0
+    assert clock.parts["a child"][0] > 0
+    assert clock.parts["a child"][1] > 0
+    assert clock.parts["nothing"][1] <= 0.1
 
-    def measured(key: tuple[str, str, int], *rest: Any) -> dict[str, Any]:
-        asked.append(key)
-        status = "crash" if key[2] == 3 else "ok"
-        return {"model": key[0], "dtype": key[1], "batch": key[2], "status": status, "seconds": 1.0}
 
-    monkeypatch.setattr(compile_steps, "measured", measured)
-    given = ["--models", "residual", "--dtypes", "f16", "--json", str(path)]
-    assert compile_steps.main([*given, "--batches", "1"]) == 0
-    assert compile_steps.main([*given, "--batches", "1,3", "--resume"]) == 1
-    assert asked == [("residual", "f16", 1), ("residual", "f16", 3)]
-    assert [row["status"] for row in json.loads(path.read_text())["rows"]] == ["ok", "crash"]
-    assert "2 of 2 steps" in capsys.readouterr().out
-    for wrong in (["--models", "lenet"], ["--dtypes", "f8"], ["--batches", "-1"], ["--resume"]):
-        with pytest.raises(SystemExit):
-            compile_steps.main(wrong)
+def test_parts_are_shown() -> None:
+    row = {"model": "unet", "dtype": "f16", "batch": 4, "cache": "full",
+           "parts": {"TVM": [2.0, 2.5], "library": [8.0, 30.0]}}  # fmt: skip
+    (line,) = compile_steps.summary([row])
+    assert line.endswith("TVM 2.0 (2.5), library 8.0 (30.0), all 10.0 (32.5)")

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
-import torch
 
-from benchmarks import gpu_stem
+from benchmarks import gpu_stem, runner
 
 pytestmark = pytest.mark.usefixtures("registered")
-
-
-class Loaded:
-    """Stands in for a library."""
-
-    def load(self) -> None:
-        """Nothing."""
 
 
 def channels(layer: str) -> dict[str, str]:
@@ -49,30 +37,24 @@ def test_sides_are_of_their_library() -> None:
             assert f"_{library}_" in gpu_stem.compiled(modules[side], side, True).sources[0]
 
 
-def test_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    """Of all layers, with times that stand in for a GPU's; patches have one form."""
-
-    def measure(name: str, mode: str, batch: int, sides: Any, libraries: Any) -> dict[str, Any]:
-        chosen, times = gpu_stem.predicted(gpu_stem.LAYERS[name], mode)
-        mine = [*libraries, *({gpu_stem.TORCH} & set(sides))]
-        return {
-            "layer": name, "mode": mode, "auto": chosen, "predicted_ms": times,
-            "ms": dict.fromkeys(mine, 1.0), "error": {side: [1e-3, 2e-3] for side in mine},
-            "kernels_us": {side: {"kernel": 3.0} for side in mine},
-        }  # fmt: skip
-
-    monkeypatch.setattr(gpu_stem, "measure", measure)
-    monkeypatch.setattr(gpu_stem, "compiled", lambda *_: Loaded())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
-    file = tmp_path / "stem.json"
-    monkeypatch.setattr("sys.argv", ["gpu_stem", "--dtypes", "bf16,tf32", "--json", str(file)])
-    assert gpu_stem.main() == 0
-    rows = json.loads(file.read_text())["rows"]
+def test_forms_of_all_layers() -> None:
+    """Those that steps get; and patches have one form."""
     for mode in ("bf16", "tf32"):
-        assert {r["layer"]: r["auto"] for r in rows if r["mode"] == mode} == {
+        found = {
+            name: gpu_stem.predicted(layer, mode)[0] for name, layer in gpu_stem.LAYERS.items()
+        }
+        assert found == {
             "resnet50": "rows", "mobilenet_v2": "windows", "vgg16": "windows", "unet": "windows",
             "convnext": "blocks", "vit": "blocks",
         }  # fmt: skip
-    assert [list(r["became"]) for r in rows if r["layer"] == "vit"] == [["ours", "blocks"]] * 2
-    assert "first layers, batch 256" in capsys.readouterr().out
+    words = ["--suite", "vit", "--dtypes", "bf16,tf32"]
+    args = runner.parsed(gpu_stem.BENCHMARK, words, "", "", False)
+    assert [list(case.what[1]) for case in gpu_stem.cases(args)] == [["ours", "blocks"]] * 2
+
+
+def test_a_form_that_is_further_off_than_pytorch_is_told() -> None:
+    errors = {"ours": [1e-3, 2e-3], "rows": [1e-3, 3e-3], "torch": [1e-3, 2e-3]}
+    row = {"ms": {"ours": 2.0, "rows": 1.0, "torch": 4.0}, "error": errors}
+    assert gpu_stem.judged(row) == {"worst": [1e-3, 3e-3], "ratio": 0.25}
+    errors["rows"] = [1e-3, 5e-3]
+    assert "PyTorch's" in gpu_stem.judged(row)["reason"]

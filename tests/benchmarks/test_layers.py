@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
-from benchmarks import gpu, gpu_cases, gpu_report, gpu_timing
+from benchmarks import gpu_cases, gpu_convolutions, gpu_epilogues, gpu_timing, runner
+from benchmarks.__main__ import main
 from byoc_cudnn.backends.cuda_direct.codegen import generate as direct_generate
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.backends.cudnn.codegen import generate
@@ -216,24 +216,16 @@ def test_a_measurement(kind: str, transposed: bool, monkeypatch: pytest.MonkeyPa
 # ---- the run and its report ----------------------------------------------------------------------
 
 
-def row(kind: str, ratio: float, **more: Any) -> dict[str, Any]:
-    return {"kind": kind, "mode": "f16", "ratio": ratio, "uses": {"keras": 1}, **more}
-
-
-def test_the_last_line() -> None:
-    rows = [row("wgrad", 0.5), row("wgrad", 2.0), row("dgrad", 3.0), row("fprop", 1.1),
-            row("dgrad", 99.0, reason="wrong")]  # fmt: skip
-    line = "geomean_ratio wgrad=1.000 dgrad=3.000 fprop=1.100 worst=3.000"
-    assert gpu_report.geomean_line(rows) == line
-    assert gpu_report.geomean_line([]) == "geomean_ratio wgrad=nan dgrad=nan fprop=nan worst=nan"
+def row(kind: str, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "mode": "f16", "backend": "cudnn", "uses": {"keras": 1}, **more}
 
 
 def test_a_networks_time_counts_its_layers_at_one_batch() -> None:
     base = {"seconds": 1.0, "torch_seconds": 2.0}
-    rows = [row("wgrad", 1, **base, batch=256), row("wgrad", 1, **base, batch=128)]
-    rows[1]["uses"] = {"keras": 3, "unet": 1}
-    rows.append(row("wgrad", 1, batch=256, reason="no plan"))
-    assert gpu_report.totals("keras", "f16", "wgrad", rows) == (7.0, 14.0, 1)
+    rows = [row("wgrad", **base, batch=256), row("wgrad", **base, batch=128)]
+    rows[1]["uses"] = {"keras": 3}
+    (line,) = gpu_convolutions.totals(rows)
+    assert line == "one pass, keras cudnn f16 wgrad: 7000.00 ms, PyTorch 14000.00, 2 layers"
 
 
 @pytest.fixture
@@ -246,87 +238,43 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return lambda: ""
 
     def measure(case: gpu_cases.Case, function: Any, seed: int) -> dict[str, Any]:
-        ran.append(case.text)
+        ran.append(case.symbol)
         if case.kind == "dgrad":
             raise RuntimeError("cuDNN has no plan")
         times = {"seconds": 2e-3, "torch_seconds": 1e-3, "spread": 0.01, "torch_spread": 0.02}
         return {**times, "error": 1e-4}
 
     floors = {"peak": dict.fromkeys(gpu_cases.MODES, 1e14), "bandwidth": 4e12}
+    paths = lambda all_cases, _: {c.symbol: Path() for c in all_cases}  # noqa: E731
     monkeypatch.setattr("tvm_ffi.load_module", lambda path: Module())
-    monkeypatch.setattr(gpu, "build", lambda all_cases, _: {c.symbol: Path() for c in all_cases})
-    monkeypatch.setattr(gpu, "about", lambda: {"gpu": "pretended"})
+    monkeypatch.setattr(gpu_convolutions, "build", paths)
+    monkeypatch.setattr(runner, "facts", lambda on_gpu: FACTS)
     monkeypatch.setattr(gpu_timing, "measure", measure)
     monkeypatch.setattr(gpu_timing, "floors", lambda modes: floors)
     monkeypatch.setattr(gpu_timing, "host_us", lambda *_: {"ours": 5.0, "torch": 9.0})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     monkeypatch.setenv("RELAY_WGRAD_CACHE", "")  # put back as it was, whatever a run sets
     return ran
 
 
-def test_a_run(
-    measured: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+FACTS = {"date": "today", "machine": {"gpu": "pretended"}, "versions": {}, "commit": None}
+
+
+def test_a_run(measured: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
-    options = ["--quick", "--suites", "keras", "--json", str(file)]
-    assert gpu.main(options) == 1  # dgrad failed
+    options = ["--suite", "keras", "--dtypes", "f16,tf32", "--batch", "64", "--json", str(file)]
+    assert main(["gpu", "convolutions", *options]) == 1  # dgrad failed
     out = capsys.readouterr().out
-    assert out.endswith("geomean_ratio wgrad=2.000 dgrad=nan fprop=2.000 worst=2.000\n")
+    assert "kind wgrad: 2 rows, geometric mean 2.000" in out
+    assert "256→128 8² 2×2 /2 T" in out
     assert "RuntimeError: cuDNN has no plan" in out
     result = json.loads(file.read_text())
     assert len(result["rows"]) == len(measured) == 6
-    assert result["left_out"] == []
-    assert {r["batch"] for r in result["rows"]} == {64}
-    # What went well is kept, what did not is tried again.
-    assert gpu.main([*options, "--resume"]) == 1
-    assert len(measured) == 8
-    assert len(json.loads(file.read_text())["rows"]) == 6
-    monkeypatch.setattr(gpu, "about", lambda: {"gpu": "another"})
-    with pytest.raises(SystemExit, match="another machine"):
-        gpu.main([*options, "--resume"])
-
-
-def test_a_run_that_has_no_time(
-    measured: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "rows.json"
-    assert gpu.main(["--suites", "keras", "--time-budget", "0", "--json", str(file)]) == 0
-    assert measured == []
-    assert len(json.loads(file.read_text())["left_out"]) == 12
-    assert "left out for want of time: 12" in capsys.readouterr().out
-
-
-def test_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        gpu.arguments(["--dtypes", "f16,f8"])
-    assert "f8: expected some of f16,bf16,tf32,f32" in capsys.readouterr().err
-    args = gpu.arguments(["--kinds", "wgrad,wgrad"])
-    assert (args.kinds, args.batch, args.suites) == (["wgrad"], 256, [*SUITES])
-
-
-def test_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.main([]) == 2
-    assert "needs an NVIDIA GPU" in capsys.readouterr().err
-
-
-def test_tables_render() -> None:
-    case = gpu_cases.cases(["keras"], ["wgrad"], ["f16"], 64)[0]
-    measured_row = gpu.facts(case) | {
-        "seconds": 1e-3, "torch_seconds": 1e-3, "spread": 0.0, "torch_spread": 0.0, "plan": "7:",
-    }  # fmt: skip
-    done = gpu.derived(measured_row, {"peak": {"f16": 1e15}, "bandwidth": 4e12})
-    failed = {**gpu.facts(case), "mode": "f32", "reason": "no plan"}
-    console = Console(width=130, record=True, quiet=False, file=None)
-    with console.capture() as capture:
-        console.print(gpu_report.suite_table("keras", [done, failed]))
-        console.print(gpu_report.worst_table([done, failed]))
-    assert "256→128 8² 2×2 /2 T" in capture.get()
-    assert "failed" in capture.get()
-    assert 0 < done["share"] < 1
+    assert result["host_us"]["ours"] == 5.0
+    assert {r["batch"] for r in result["rows"] if "batch" in r} == {64}
+    assert main(["gpu", "convolutions", *options, "--failed"]) == 1
+    assert len(measured) == 8  # what went well is kept
 
 
 def test_names_are_short() -> None:
@@ -357,12 +305,27 @@ def test_the_fastest_of_each_problem_is_what_counts() -> None:
     rows, suites, backends = [], ["first", "few", "convnext"], ("cudnn", "direct")
     for case in gpu_cases.cases(suites, EVERY, ["f16"], 64, backends):
         seconds = 1e-3 if case.backend == "direct" else 2e-3
-        found = gpu.facts(case) | {"seconds": seconds, "torch_seconds": 4e-3}
-        rows.append(gpu.derived(found, {"peak": {"f16": 1e15}, "bandwidth": 4e12}))
-    lines = gpu_report.chosen_lines(suites, rows)
+        found = gpu_convolutions.facts(case) | {"seconds": seconds, "torch_seconds": 4e-3}
+        floors = {"peak": {"f16": 1e15}, "bandwidth": 4e12}
+        rows.append(gpu_convolutions.derived(found, floors))
+    lines = gpu_convolutions.chosen_lines(rows)
     by_name = {line.split(":")[0]: line for line in lines}
-    assert "fprop 4: 0.25 floor" in by_name["chosen depthwise f16, all sizes"]
-    assert "worst 0.25; together 12" in by_name["chosen depthwise f16, all sizes"]
-    assert "dgrad" not in by_name["chosen first f16, all sizes"]
-    assert "fprop 4: 0.25" in by_name["chosen few filters f16, all sizes"]
-    assert "fprop 8: 0.32" in by_name["chosen convnext f16, all sizes"]
+    assert "kind fprop: 4 rows, geometric mean 0.250" in by_name["chosen depthwise f16"]
+    assert "all: 12 rows" in by_name["chosen depthwise f16"]
+    assert "dgrad" not in by_name["chosen first f16"]
+    assert "kind fprop: 4 rows, geometric mean 0.250" in by_name["chosen few filters f16"]
+    assert "kind fprop: 8 rows, geometric mean 0.324" in by_name["chosen convnext f16"]
+
+
+def test_code_of_epilogues() -> None:
+    """Two functions for each case, and of sums also one that adds in place."""
+    words = ["--suite", "activations,cudnn,sums", "--batch", "2"]
+    args = runner.parsed(gpu_epilogues.BENCHMARK, words, "", "", False)
+    cases = list(gpu_epilogues.cases(args))
+    own = [case for case in cases if case.what.library == "cuda_direct"][:2]
+    some = [case for case in cases if case.what.library == "cudnn"]
+    texts = gpu_epilogues.sources([*own, *some], None)
+    assert texts["cuda_direct"].count("TVM_FFI_DLL_EXPORT int __tvm_ffi_") == 4
+    assert texts["cudnn"].count("TVM_FFI_DLL_EXPORT int __tvm_ffi_") == 2 * len(some)
+    assert texts["in_place"].count("TVM_FFI_DLL_EXPORT int __tvm_ffi_") == 10
+    assert {case.what.steps for case in some} == {("bias", "relu"), ("strictmask",), ("residual",)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import onnx_training
+from benchmarks import errors, onnx_training
 from benchmarks.onnx_zoo import names, step
 
 
@@ -34,7 +34,9 @@ def test_networks() -> None:
 
 def test_distances() -> None:
     """Of all together, and of the furthest one."""
-    wanted = {"a": np.array([3.0]), "b": np.array([4.0])}
-    got = [wanted["a"], wanted["b"] + 1]
-    assert onnx_training.together(got, wanted) == pytest.approx(0.2)
-    assert onnx_training.worst(got, wanted) == pytest.approx(0.25)
+    wanted = [np.array([3.0]), np.array([4.0]), np.zeros(1)]
+    got = [wanted[0], wanted[1] + 1, np.full(1, 1e-9)]
+    assert errors.distance(got, wanted) == pytest.approx(0.2)
+    assert errors.furthest(got, wanted) == (pytest.approx(0.25), 1)
+    assert errors.far_from(got[2], wanted[2], 5.0) == pytest.approx(2e-4)
+    assert errors.furthest([np.array([np.nan])], [np.ones(1)])[1] == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import torch_compile, torch_sides
-from benchmarks.cpu_timing import cpu_model
+from benchmarks import runner, torch_compile, torch_sides
+from benchmarks.__main__ import main
 from benchmarks.network_zoo import Loss
-from benchmarks.torch_sides import Case
+from benchmarks.torch_sides import Problem
 
-CASE = Case("small", ("exact", "eager"), 3, "cpu", "f32", 4, None)
+CASE = Problem("small", ("exact", "eager"), 3, "cpu", "f32", 4, None)
 
 
-def _small(case: Case) -> tuple[nn.Module, Any, Any]:
+def _small(case: Problem) -> tuple[nn.Module, Any, Any]:
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3))
     network = nn.Sequential(*layers, nn.Linear(4, 10))
@@ -89,57 +88,20 @@ def test_networks_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
         torch_sides.problem(CASE._replace(name="alexnet"))
 
 
-def _row(name: str) -> dict[str, Any]:
+def test_a_row_has_all_sides() -> None:
+    args = runner.parsed(torch_compile.BENCHMARK, ["--against", "eager"], "", "", False)
     ms = {"ours": 2.0, "eager": 1.0, "exact": 5.0}
-    sides = {side: {"losses": [1.0], "ms": took, "taken": 2} for side, took in ms.items()}
-    sides["ours"] |= {"first_s": 3.0}
-    return {"image": 8, "asked": 2, "breaks_added": 0, "furthest": 0.0, "sides": sides}
+    row = {"sides": {side: {"losses": [1.0], "ms": took} for side, took in ms.items()}}
+    assert torch_compile.is_whole(row, args)
+    assert not torch_compile.is_whole({"reason": "time is up"}, args)
+    (line,) = torch_compile.summary([row, row])
+    assert line == "ours / eager: geometric mean 2.000 of 2 networks, 2.00 to 2.00"
 
 
-def test_rows_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With --resume those that have all sides are not measured again."""
-    path, asked = tmp_path / "rows.json", []
-
-    def run(cases: Any, jobs: int, until: float, told: Any) -> None:
-        for case in cases:
-            asked.append(case.name)
-            ended = case.name == "b" and asked.count("b") == 1
-            told(case.name, {"error": "time is up"} if ended else _row(case.name))
-
-    monkeypatch.setattr(torch_compile, "run", run)
-    given = ["--networks", "a,b", "--json", str(path)]
-    assert torch_compile.main(given) == 1
-    assert torch_compile.main([*given, "--resume"]) == 0
-    assert asked == ["a", "b", "b"]
-    assert len(json.loads(path.read_text())["rows"]) == 2
-    said = capsys.readouterr().out
-    assert "ours / eager: geometric mean 2.000 of 2 networks" in said
-    assert "2 of 2 networks, 2 without a failure" in said
-    for wrong in (["--against", "nothing"], ["--resume"], [*given, "--resume", "--batch", "3"]):
-        with pytest.raises(SystemExit):
-            torch_compile.main(wrong)
-
-
-def test_rows_of_another_machine_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each says its device; those of a file that says it once get it."""
+def test_a_process_that_fails_has_a_row(tmp_path: Path) -> None:
+    """What a child raises is its row's reason."""
     path = tmp_path / "rows.json"
-    monkeypatch.setattr(torch_compile, "run", lambda cases, *_: _[-1]("b", _row("b")))
-    torch_compile.main(["--networks", "b", "--json", str(path)])
-    found = json.loads(path.read_text())
-    (row,) = found["rows"].values()
-    del row["device"]
-    path.write_text(json.dumps({**found, "device": "elsewhere", "rows": {"a": row}}))
-    assert torch_compile.main(["--networks", "a,b", "--json", str(path), "--resume"]) == 0
-    rows = json.loads(path.read_text())["rows"]
-    assert rows["a"]["device"] == "elsewhere"
-    assert rows["b"]["device"] == cpu_model()
-
-
-def test_a_process_that_fails_has_a_row() -> None:
-    """What a child raises is its row's error."""
-    found: dict[str, Any] = {}
-    cases = [CASE._replace(name="onnx:nothing")]
-    torch_compile.run(cases, 1, time.monotonic() + 100, found.__setitem__)
-    assert "no bundled network 'nothing'" in found["onnx:nothing"]["error"]
+    given = ["--networks", "onnx:nothing", "--against", "eager", "--json", str(path)]
+    assert main(["cpu", "compile", *given]) == 1
+    (row,) = json.loads(path.read_text())["rows"]
+    assert "no bundled network 'nothing'" in row["reason"]

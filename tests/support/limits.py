@@ -10,6 +10,7 @@ import io
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,18 +24,23 @@ from tvm import relax
 from tvm.script import relax as R
 
 import relay_wgrad.torch as rt
-from byoc_cudnn import partition_for_cudnn, partition_for_cutlass
+from byoc_cudnn import partition, partition_for_cudnn, partition_for_cutlass
 from relay_wgrad import check_tvm, relay
 from relay_wgrad.cli import main
 from relay_wgrad.frontend import from_onnx, from_torch
+from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.data import Data
 
+from .relay.limits import PROBES as RELAY
+from .relay.limits import recursion, typed
+
 README = "README.md"
 CLI = "docs/reference/cli.md"
-OPERATORS = "docs/reference/relay_operators.md"
 TORCH = "docs/howto/torch.md"
 TRAINING = "docs/howto/training.md"
+CUTLASS = "docs/howto/cutlass.md"
+OPERATORS = "docs/reference/operators.md"
 
 
 class Limit(NamedTuple):
@@ -230,8 +236,8 @@ def command(*words: str) -> str:
     return said.getvalue() if code == 2 else ""
 
 
-def relax_conv(dtype: str, rank: int = 2, total: bool = False) -> Any:
-    x = relax.Var("x", R.Tensor((2, 8) + (6,) * rank, dtype))
+def relax_conv(dtype: str, rank: int = 2, total: bool = False, batch: int = 2) -> Any:
+    x = relax.Var("x", R.Tensor((batch, 8) + (6,) * rank, dtype))
     w = relax.Var("w", R.Tensor((8, 8) + (3,) * rank, dtype))
     builder = relax.BlockBuilder()
     with builder.function("main", [x, w]):
@@ -240,6 +246,31 @@ def relax_conv(dtype: str, rank: int = 2, total: bool = False) -> Any:
             result = builder.emit_output(relax.op.sum(y) if total else y)
         builder.emit_func_output(result)
     return builder.get()
+
+
+def _negative_size() -> Any:
+    n = tvm.tirx.Var("n", "int64")
+    x = relax.Var("x", R.Tensor((n,), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.zeros((n - 3,), "float32"))
+        builder.emit_func_output(result)
+    made = tvm.compile(builder.get(), "llvm", relax_pipeline=cpu_pipeline())
+    numbers = tvm.runtime.tensor(np.ones(2, "float32"))
+    return relax.VirtualMachine(made, tvm.cpu())["main"](numbers)
+
+
+def _depthwise() -> str:
+    x = relax.Var("x", R.Tensor((2, 6, 6, 8), "float16"))
+    w = relax.Var("w", R.Tensor((8, 3, 3, 1), "float16"))
+    last = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.conv2d(x, w, groups=8, **last))
+        builder.emit_func_output(result)
+    return _reasons(partition_for_cutlass, builder.get())
 
 
 def _reasons(partition: Callable[..., Any], module: Any) -> str:
@@ -262,17 +293,6 @@ def _other_tvm() -> None:
         tvm.__version__ = before
 
 
-def typed(body: str, parameters: str = "%x: Tensor[(4), float32]") -> Any:
-    text = f'#[version = "0.0.5"]\ndef @main({parameters}) {{ {body} }}'
-    return relay.transform.InferType()(relay.fromtext(text))
-
-
-def _recursion() -> Any:
-    one = "(%x: Tensor[(4), float32]) -> Tensor[(4), float32]"
-    text = f'#[version = "0.0.5"]\ndef @f{one} {{ @f(%x) }}\ndef @main{one} {{ @f(%x) }}'
-    return relay.build(relay.fromtext(text), "llvm")
-
-
 PROBES = [
     (README, "refuses with what is missing", "0.26.0", _other_tvm),
     (README, "one GPU a process", "device must be cpu", lambda: Trainer(graph(), "cuda:0,cuda:1")),
@@ -280,13 +300,21 @@ PROBES = [
     (README, "no references", "references",
      lambda: relay.build(typed("let %r = ref(%x); ref_read(%r)"), "llvm")),
     (README, "no virtual machine", "vm", lambda: relay.vm),
-    (README, "recursion is not compiled", "recursion has no lowering", _recursion),
+    (README, "recursion is not compiled", "recursion has no lowering", recursion),
     (README, "float64 convolutions are not offloaded", "float64",
      lambda: _reasons(partition_for_cudnn, relax_conv("float64"))),
     (README, "Volumes (three dimensions) go to cuDNN alone", "three dimensions",
      lambda: _reasons(partition_for_cutlass, relax_conv("float16", 3))),
     (README, "What is not supported is refused with operator, rule and both values",
      "groups", _groups),
+    (OPERATORS, "CUTLASS and `cuda_direct` refuse them", "the kernels here are of two",
+     lambda: _reasons(partial(partition, backends=("cuda_direct",)), relax_conv("float16", 3))),
+    (OPERATORS, ("what stock TVM lets pass is refused: empty batches, negative padding, strides or "
+     "dilation below 1"), "N must be positive, got N=0", lambda: relax_conv("float32", batch=0)),
+    (OPERATORS, ("In our pipelines a tensor of a negative size is refused too, whatever made it. A "
+     "convolution that cuDNN or CUTLASS takes is not compared: a negative size is refused"),
+     "a tensor's size must be at least 0, got -1", _negative_size),
+    (CUTLASS, "Depthwise and others are refused", "a kernel for each group pays for", _depthwise),
     (CLI, ("this package refuses one that holds a pickle of anything but tensors, a member that is "
      "none of a program's"), "run.so", _program_with_a_library),
     (CLI, "All else is refused by name, with what to do where there is something: masks as indices",
@@ -304,21 +332,6 @@ PROBES = [
     (CLI, "a change in place that autograd does not see", "changes in place",
      lambda: imported(_detached)),
     (CLI, "autocast that is on", "autocast", lambda: imported(_autocast)),
-    (OPERATORS, "Relay ignores theirs, here one other than 1 is refused", "dilation must be 1",
-     lambda: typed("nn.max_pool2d_grad(%x, %x, pool_size=[1, 1], dilation=[2, 2])",
-                   "%x: Tensor[(1, 2, 6, 6), float32]")),
-    (OPERATORS, "Division of a size that does not go up (`reshape` with -1 or -4, blocks): refused",
-     "reshape", lambda: typed("reshape(%x, newshape=[3, -1])")),
-    (OPERATORS, "`take` with `batch_dims`", "only batch_dims=0",
-     lambda: typed("take(%x, %i, axis=1, batch_dims=1)",
-                   "%x: Tensor[(4, 5), float32], %i: Tensor[(4, 2), int32]")),
-    (OPERATORS, "`bicubic` upsampling: refused", "bicubic",
-     lambda: typed('nn.upsampling(%x, scale_h=2f, scale_w=2f, method="bicubic")',
-                   "%x: Tensor[(1, 2, 6, 6), float32]")),
-    (OPERATORS, "by `nn.upsampling` that is bilinear or by a fraction, which refuse it",
-     "with sizes that only the run knows",
-     lambda: relay.build(typed('nn.upsampling(%x, scale_h=2f, scale_w=2f, method="bilinear")',
-                               "%x: Tensor[(1, 2, ?, 6), float32]"), "llvm")),
     (TORCH, "tensors by position; names and other values are refused", "keyword argument",
      lambda: _step()(x=IMAGES)),
     (TORCH, "names and other values are refused", "must be tensors, got int",
@@ -386,4 +399,4 @@ PROBES = [
     (TRAINING, "is refused before it is built", "expected 1 operand, got 2",
      lambda: onnx_graph(node("Relu", ["x", "x"], ["y"]))),
 ]  # fmt: skip
-LIMITS = [Limit(*row) for row in PROBES]
+LIMITS = [Limit(*row) for row in (*PROBES, *RELAY)]

@@ -13,7 +13,7 @@ GFLOP/s count a multiply and an add for each tap.  The floor is the time at whic
 multiply-adds in registers, or its copy through memory, would be the limit; both are measured first.
 A kernel can be below it: Winograd's algorithm multiplies less, and small tensors stay in caches.
 Exit codes: 0 done; 1 the model cannot be differentiated; 2 wrong arguments; 130 interrupted.
-In a checkout of this project `python -m benchmarks.cpu` compares with PyTorch.
+In a checkout of this project `python -m benchmarks cpu convolutions` compares with PyTorch.
 
 examples:
   python -m relay_wgrad bench resnet50 --batch 8 --layout NHWC

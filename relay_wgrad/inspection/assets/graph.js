@@ -22,12 +22,17 @@ function width(text, bold) {
 }
 const bytesText = (n) => n === 0 ? "0" : n >= 2 ** 30 ? (n / 2 ** 30).toFixed(2) + " GiB"
   : n >= 2 ** 20 ? (n / 2 ** 20).toFixed(1) + " MiB" : (n / 1024).toFixed(1) + " KiB";
-const flopText = (n) => n >= 1e8 ? [(n / 1e9).toFixed(1), "GFLOP"]
-  : n >= 1e5 ? [(n / 1e6).toFixed(1), "MFLOP"] : [(n / 1e3).toFixed(1), "kFLOP"];
-const rateText = (n) => n / 1e9 >= 10 ? (n / 1e9).toFixed(0) : (n / 1e9).toPrecision(2);
+// Three digits, and the unit that leaves some before the point.
+function scaled(n, units) {
+  const [unit, name] = units.find(([least]) => n >= least) || units[units.length - 1];
+  const x = n / unit;
+  return [x >= 100 || x === 0 ? x.toFixed(0) : x.toPrecision(3), name];
+}
+const flopText = (n) => scaled(n, [[1e12, "TFLOP"], [1e9, "GFLOP"], [1e6, "MFLOP"], [1e3, "kFLOP"], [1, "FLOP"]]);
+const rateText = (n) => flopText(n).join(" ") + "/s";
 // Times that were measured on a CPU are none of the library that would take a convolution.
 const BACKEND = D.facts.cpu ? "on a GPU" : "backend";
-const msText = (s) => (s * 1e3 >= 100 ? (s * 1e3).toFixed(0) : (s * 1e3).toPrecision(3)) + " ms";
+const timeText = (s) => scaled(s, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]).join(" ");
 
 // ---- what there is: blocks in two columns, layers in them, ops in those ------------------------
 
@@ -85,7 +90,7 @@ function describe(item) {  // the lines of a closed box: [text, class]
     const n = D.nodes[item.node], conv = convAt.get(item.node);
     if (!conv) return n[LABEL].map((text, i) => [text, i ? "small" : "name"]);
     const out = [[n[LABEL][0], "name"], [conv.short, "small"], [n[LABEL][1], "small"]];
-    if (conv.seconds) out.push([msText(conv.seconds), "small"]);
+    if (conv.seconds) out.push([[timeText(conv.seconds), conv.kernel].filter(Boolean).join(" · "), "small"]);
     return out;
   }
   const convs = item.nodes.map((i) => convAt.get(i)).filter(Boolean), counts = {};
@@ -94,7 +99,7 @@ function describe(item) {  // the lines of a closed box: [text, class]
   const words = Object.entries(counts).map(([kind, n]) => `${n} ${kind}`);
   const out = [[item.name, "name"], [[...words, `${ops} ops`].join(" · "), "small"]];
   const seconds = convs.reduce((sum, c) => sum + (c.seconds || 0), 0);
-  if (seconds) out.push([`convolutions ${msText(seconds)}`, "small"]);
+  if (seconds) out.push([`convolutions ${timeText(seconds)}`, "small"]);
   const changes = item.nodes.filter((i) => changeAt.has(i) && changeAt.get(i).moves).length;
   const stay = convs.filter((c) => c.backend === "").length;
   const warn = [];

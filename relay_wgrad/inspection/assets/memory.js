@@ -78,7 +78,7 @@ function start() {
     tiles.push([`${gone} of ${t.convolutions}`, (f.cpu ? "offloaded on a GPU: " : "offloaded: ") + sums(t.backends)]);
   }
   if (t.seconds) {
-    tiles.push([msText(t.seconds), "in convolutions, measured here"]);
+    tiles.push([timeText(t.seconds), "in convolutions, measured here"]);
     tiles.push([percent(t.floor_seconds / t.seconds), "their floor's share of that time"]);
   }
   for (const [big, small] of tiles) {

@@ -135,13 +135,13 @@ function pairs(list, parent) {
 const percent = (x) => x === undefined ? "" : (100 * x).toFixed(0) + " %";
 function convPairs(c) {
   return [["problem", c.problem], ["kind", c.kind], ["layout", c.layout], ["dtype", c.dtype],
-    ["kernel", c.kernel],
+    [c.seconds ? "kernel, timed" : "kernel", c.kernel],
     [BACKEND, c.backend === undefined ? "" : c.backend ? `${c.backend}.${c.row}` : "stays"],
     ["adapted", c.adapted], ["reason", c.reason], ["weight", c.source],
     ["work", flopText(c.flop).join(" ")], ["least traffic", bytesText(c.bytes)],
-    ["time", c.seconds ? msText(c.seconds) : ""],
-    ["GFLOP/s", c.seconds ? rateText(c.flop / c.seconds) : ""],
-    ["floor", c.floor_seconds ? msText(c.floor_seconds) : ""],
+    ["time", c.seconds ? timeText(c.seconds) : ""],
+    ["rate", c.seconds ? rateText(c.flop / c.seconds) : ""],
+    ["floor", c.floor_seconds ? timeText(c.floor_seconds) : ""],
     ["share of floor", percent(c.share_of_floor)],
     ["rows that refused", (c.tried || []).map(([row, why]) => `${row}: ${why}`).join("; ")]];
 }
@@ -216,15 +216,15 @@ const columns = [
   { title: "problem", value: (c) => c.short },
   { title: "layout", value: (c) => c.layout },
   { title: "dtype", value: (c) => c.dtype },
+  some("kernel") ? { title: some("seconds") ? "kernel, timed" : "kernel", value: (c) => c.kernel } : null,
+  some("seconds") ? { title: "time", value: (c) => c.seconds, number: true,
+    text: (c) => c.seconds ? timeText(c.seconds) : "" } : null,
   some("backend") || some("reason")
     ? { title: BACKEND, value: (c) => c.backend ? `${c.backend}.${c.row}` : "stays" } : null,
   some("adapted") ? { title: "adapted", value: (c) => c.adapted } : null,
   some("reason") ? { title: "reason", value: (c) => c.reason, wide: true } : null,
-  some("kernel") ? { title: "kernel", value: (c) => c.kernel } : null,
   { title: "work", value: (c) => c.flop, text: (c) => flopText(c.flop).join(" "), number: true },
-  some("seconds") ? { title: "ms", value: (c) => c.seconds, number: true,
-    text: (c) => c.seconds ? (c.seconds * 1e3).toFixed(3) : "" } : null,
-  some("seconds") ? { title: "GFLOP/s", value: (c) => c.flop / c.seconds / 1e9, number: true,
+  some("seconds") ? { title: "rate", value: (c) => c.flop / c.seconds, number: true,
     text: (c) => c.seconds ? rateText(c.flop / c.seconds) : "" } : null,
   some("share_of_floor") ? { title: "floor / time", value: (c) => c.share_of_floor, number: true, bar: true,
     text: (c) => percent(c.share_of_floor) } : null,
@@ -255,7 +255,7 @@ if (D.kernels) {
   table(el("kernels"), [
     { title: "kernel", value: (k) => k.name },
     { title: "calls", value: (k) => k.calls },
-    { title: "ms", value: (k) => (k.seconds * 1e3).toFixed(3) },
+    { title: "time", value: (k) => k.seconds, text: (k) => timeText(k.seconds), number: true },
     { title: "MB", value: (k) => (k.bytes / 1e6).toFixed(1) },
     { title: "TB/s", value: (k) => k.seconds ? (k.bytes / k.seconds / 1e12).toFixed(2) : "" },
   ], D.kernels, () => true);

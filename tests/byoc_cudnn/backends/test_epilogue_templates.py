@@ -27,7 +27,7 @@ def test_cudnn() -> None:
     enum = re.search(r"enum Epilogue : unsigned \{(.*?)\}", text, re.DOTALL)
     assert enum
     values = {word: int(value) for word, value in re.findall(r"k(\w+) = (\d+)", enum[1])}
-    measured = {STEPS["residual"].word}  # by `benchmarks.cudnn_epilogues`, and taken by no row
+    measured = {STEPS["residual"].word}  # by `benchmarks gpu epilogues`, and taken by no row
     assert set(values) == {STEPS[name].word for name in steps("cudnn")} | measured
     assert all(value.bit_count() == 1 for value in values.values())
     assert len(set(values.values())) == len(values)

@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.script import relax as R
 from tvm.target import Target
 
-from benchmarks.cpu import extra_bytes
+from benchmarks.cpu_convolutions import extra_bytes
 from legalize import cpu
 from legalize.cpu.direct import affine
 from legalize.cpu.direct.product import as_product

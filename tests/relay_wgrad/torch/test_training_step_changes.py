@@ -266,7 +266,7 @@ def test_numbers_of_one_value_are_of_one_type() -> None:
 
 
 def test_comparing_takes_little_of_the_host() -> None:
-    """A bound for busy machines; `python -m benchmarks.step_host` has the time."""
+    """A bound for busy machines; `python -m benchmarks cpu host` has the time."""
     blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()) for _ in range(12)]
     step = rt.TrainingStep(nn.Sequential(*blocks).double(), X)
     depends = step._programs[0][1].depends

@@ -42,7 +42,9 @@ def _max_pool(attr: Attributes, x: Any) -> Any:
 def _average_pool(attr: Attributes, x: Any) -> Any:
     """ONNX leaves out the padding from the count; of a network at a smaller size than its file's,
     what averaged the whole image still does, as in the front end."""
-    if any(k > n for k, n in zip(attr["kernel_shape"], x.shape[2:], strict=True)):
+    top, left, bottom, right = attr.get("pads", [0] * 4)
+    padded = (x.shape[2] + top + bottom, x.shape[3] + left + right)
+    if any(k > n for k, n in zip(attr["kernel_shape"], padded, strict=True)):
         return x.mean((2, 3), keepdim=True)
 
     def pool(values: Any) -> Any:
@@ -58,8 +60,11 @@ def _unsqueeze(attr: Attributes, x: Any) -> Any:
 
 
 def _batched(x: Any, shape: list[int]) -> list[int]:
-    """A file's shape, in which the file's own batch stands first unless it is a weight's."""
-    return shape if x.numel() == math.prod(shape) else [x.shape[0], *shape[1:]]
+    """A file's shape, in which the file's own batch stands first unless it is a weight's, and its
+    own pixels last where it splits channels."""
+    if x.numel() == math.prod(shape):
+        return shape
+    return [x.shape[0], *(shape[1:] if len(shape) < 4 else [*shape[1:-2], *x.shape[-2:]])]
 
 
 OPS: dict[str, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu_training --against` does that needs no GPU."""
+"""What `benchmarks gpu steps` does that needs no GPU."""
 
 from __future__ import annotations
 
@@ -14,16 +14,27 @@ import torch
 from functorch.compile import aot_module_simplified, make_boxed_func
 from torch import nn
 
-from benchmarks import gpu_models, gpu_sides
-from benchmarks.gpu_against import Campaign, Processes, Told, disagreements, means, ratio
+from benchmarks import gpu_models, gpu_sides, runner
 from benchmarks.gpu_sides import Row
 from benchmarks.gpu_split import split
+from benchmarks.gpu_steps import (
+    BENCHMARK,
+    Processes,
+    Told,
+    disagreements,
+    groups,
+    is_whole,
+    measured,
+    ratio,
+)
 from benchmarks.gpu_turns import ENDED, Turns
+from benchmarks.runner import Case, Rows
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.problem import ConvProblem
 from tests.support.torch.model import prepared
 
-ROWS = [Row(model, 8, None, "f16") for model in ("a", "b", "c")]
+CASES = [Case(row._asdict(), row) for row in (Row(m, 8, None, "f16") for m in ("a", "b", "c"))]
+GROUPS = [["ours"], ["eager"]]
 
 
 class Fake:
@@ -46,63 +57,70 @@ class Fake:
             told(side, {"ms": 3.0 if side == "ours" else 4.0, "loss": 1.0, "norm": 2.0})
         return None
 
+    def run(self, path: Path, *words: str, budget: float = math.inf) -> list[str]:
+        """The models that are missing in the file, and those that still are after the run."""
+        given = ["--against", "eager", "--json", str(path), *words]
+        args = runner.parsed(BENCHMARK, given, "", "", True)
+        about = {"machine": {}, "versions": {}, "options": {}}
+        fake = self
 
-def campaign(fake: Fake, path: Path, **options: Any) -> Campaign:
-    facts = {"gpu": "one", "torch": "2"}
-    return Campaign([["ours"], ["eager"]], facts, fake.measure, path=path, **options)
+        class Limited(Rows):
+            @property
+            def seconds_left(self) -> float:
+                return budget - fake.now
+
+        rows = Limited(args, about, CASES, lambda row: is_whole(row, args))
+        measured(rows, [case for case in CASES if rows.misses(case)], GROUPS, self.measure, 1)
+        return [case.key["model"] for case in CASES if rows.misses(case)]
 
 
-def test_a_row_that_time_does_not_allow_is_named(tmp_path: Path) -> None:
+def test_a_row_that_time_does_not_allow_is_measured_anew(tmp_path: Path) -> None:
     fake, path = Fake(), tmp_path / "rows.json"
-    rows, left = campaign(fake, path, budget=35).run(ROWS, lambda: fake.now)
+    assert fake.run(path, budget=35) == ["b", "c"]
     assert fake.calls == [(m, s) for m in "ab" for s in ("ours", "eager")]
-    assert left == ROWS[1:]
-    assert ratio(rows[0]) == 0.75
-    stored = json.loads(path.read_text())
-    assert [row["model"] for row in stored["rows"]] == ["a", "b"]
-    assert list(stored["rows"][1]["sides"]) == ["ours"]
-    assert stored["not_measured"] == [row._asdict() for row in ROWS[1:]]
+    stored = json.loads(path.read_text())["rows"]
+    assert [(row["model"], list(row["sides"])) for row in stored] == [
+        ("a", ["ours", "eager"]), ("b", ["ours"]),
+    ]  # fmt: skip
+    assert stored[0]["ratio"] == ratio(stored[0]) == 0.75
+    assert "ratio" not in stored[1]
     fake.calls.clear()
-    rows, left = campaign(fake, path, resume=True).run(ROWS, lambda: fake.now)
+    assert fake.run(path, "--resume") == []
     # All sides of a row are of one call.
     assert fake.calls == [(m, s) for m in "bc" for s in ("ours", "eager")]
-    assert not left
-    assert means(rows)[-1] == "all: 3 rows, geometric mean 0.750, worst 0.75"
 
 
 def test_what_a_run_that_was_killed_had_is_in_the_file(tmp_path: Path) -> None:
-    fake, path = Fake(), tmp_path / "rows.json"
+    class Killed(Fake):
+        def measure(self, *call: Any) -> str | None:
+            if len(self.calls) == 3:
+                raise KeyboardInterrupt
+            return super().measure(*call)
 
-    def measure(*call: Any) -> str | None:
-        if len(fake.calls) == 3:
-            raise KeyboardInterrupt
-        return fake.measure(*call)
-
+    path = tmp_path / "rows.json"
     with pytest.raises(KeyboardInterrupt):
-        Campaign([["ours"], ["eager"]], {}, measure, path=path).run(ROWS)
-    stored = json.loads(path.read_text())
-    assert [list(row["sides"]) for row in stored["rows"]] == [["ours", "eager"], ["ours"]]
-    assert stored["not_measured"] == [row._asdict() for row in ROWS[1:]]
+        Killed().run(path)
+    stored = json.loads(path.read_text())["rows"]
+    assert [list(row["sides"]) for row in stored] == [["ours", "eager"], ["ours"]]
 
 
-def test_resume_measures_what_is_missing(tmp_path: Path) -> None:
+def test_a_side_that_fails_is_measured_again(tmp_path: Path) -> None:
     fake, path = Fake(), tmp_path / "rows.json"
     fake.failing = "b"
-    campaign(fake, path).run(ROWS[:2], lambda: fake.now)
+    assert fake.run(path) == ["b"]
+    (row,) = (row for row in json.loads(path.read_text())["rows"] if row["model"] == "b")
+    assert row["reason"] == "ours: no; eager: no"
     fake.calls.clear()
     fake.failing = ""
-    rows, left = campaign(fake, path, resume=True).run(ROWS, lambda: fake.now)
-    assert {model for model, _ in fake.calls} == {"b", "c"}
-    assert not left
-    assert len(rows) == 3
-    stored = json.loads(path.read_text())
-    assert len(stored["rows"]) == 3
-    assert not stored["not_measured"]
-    facts = {"gpu": "two", "torch": "2"}
-    other = Campaign([["ours"]], facts, fake.measure, path=path, resume=True)
-    fake.calls.clear()
-    other.run(ROWS[:1], lambda: fake.now)
-    assert fake.calls == [("a", "ours")]  # another device
+    assert fake.run(path, "--resume") == []
+    assert {model for model, _ in fake.calls} == {"b"}
+
+
+def test_pytorchs_sides_may_share_a_process() -> None:
+    words = ["--against", "step,eager,graphs"]
+    for more, want in (([], 4), (["--together"], 3)):
+        args = runner.parsed(BENCHMARK, [*words, *more], "", "", True)
+        assert len(groups(args)) == want
 
 
 def test_sides_that_differ_are_said() -> None:

@@ -1,0 +1,62 @@
+"""A row in a process of its own: one that dies, or takes too much time or memory, is a row too.
+
+    python -m benchmarks.child MODULE FUNCTION ARGUMENTS GIB
+
+Prints what the function returns as the last line, in JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parent import end_with_parent
+
+ROOT = Path(__file__).parents[1]
+GIB = 1 << 30
+
+
+def row(
+    function: Callable[..., dict[str, Any]], *arguments: Any, seconds: float | None = None,
+    gib: float = 0.0, environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What a function of a module returns there, or the reason why it returns nothing.
+
+    arguments : in JSON.  seconds, gib : at most; no limit if None or 0.  environment : added to
+    this process's.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.child", function.__module__,
+               function.__name__, json.dumps(arguments), str(gib)]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds,
+            env={**os.environ, **(environment or {})},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"reason": f"took more than {seconds:g} s"}
+    if done.returncode == 0:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    lines = done.stderr.strip().splitlines() or ["no message"]
+    if done.returncode == 1:
+        return {"reason": lines[-1][:400]}
+    return {"reason": f"the process died (exit status {done.returncode}): {lines[-1][-300:]}"}
+
+
+def main(module: str, function: str, arguments: str, gib: str) -> None:
+    end_with_parent()
+    if float(gib):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (int(float(gib) * GIB), hard))
+    found = getattr(importlib.import_module(module), function)(*json.loads(arguments))
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,197 @@
+"""The CPU kernels against PyTorch (oneDNN) on the convolutions of known networks, and of volumes.
+
+Float32.  For each layer and each of fprop, dgrad and wgrad: our time, PyTorch's (the better of
+contiguous and channels_last tensors), their ratio (below 1: ours is faster), GFLOP/s, and the
+fraction of two ceilings measured in the same run: the rate of multiply-adds in registers, and the
+bandwidth of a copy.  All take turns in one process with the same number of threads, the shortest
+time of some rounds counts, and every timed result is checked.
+
+--quick: the layers of each suite that take a twentieth of its work or more, and fewer rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+import tvm_ffi
+
+from benchmarks.cpu_timing import best
+from benchmarks.gpu_timing import by_torch
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
+from legalize import cpu
+from legalize.cpu.roofline import ceilings
+from relay_wgrad.cores import configure_threads
+from relay_wgrad.layouts import ACTIVATIONS, KERNELS, permutation
+from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.layers import LAYOUTS, SUITES, Layer, suite
+from tests.support.problems import poisoned, random_operands, relative_error, tolerance
+
+# Two kernels' sums against each other, and Winograd's transforms, which lose a digit.
+_SLACK, _WINOGRAD = 3, 1e-5
+KINDS = tuple(kind.value for kind in ConvKind)
+VOLUMES = "volumes"
+# What nnU-Net and video networks are made of, smaller than theirs.
+_VOLUMES = (
+    "n=1 c=32 d=32 h=48 w=48 k=32 t=3 r=3 s=3 pad=1,1,1,1,1,1",
+    "n=2 c=64 d=16 h=24 w=24 k=64 t=3 r=3 s=3 pad=1,1,1,1,1,1",
+    "n=2 c=64 d=16 h=24 w=24 k=128 t=3 r=3 s=3 stride=2,2,2 pad=1,1,1,1,1,1",
+    "n=2 c=256 d=8 h=8 w=8 k=256 t=3 r=3 s=3 pad=1,1,1,1,1,1",
+    "n=2 c=64 d=16 h=24 w=24 k=128 t=1 r=1 s=1",
+    "n=2 c=64 d=16 h=28 w=28 k=64 t=3 r=1 s=1 pad=1,0,0,1,0,0",
+)
+
+
+def layers(name: str, batch: int, layout: str) -> list[Layer]:
+    """Of a suite; volumes have a batch of their own."""
+    if name != VOLUMES:
+        return suite(name, batch, "f32", layout, LAYOUTS)
+    last = " layout=NDHWC/ODHWI/NDHWC" if layout == "NHWC" else ""
+    return [Layer(line, 1, ConvProblem.parse(f"fprop {line}{last}")) for line in _VOLUMES]
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    if args.threads:
+        os.environ["TVM_NUM_THREADS"] = str(args.threads)
+    threads = configure_threads()
+    for name in args.suite:
+        for layout in args.layouts:
+            found = layers(name, args.batch, layout)
+            if args.quick:
+                work = [x.count * x.problem.flop for x in found]
+                found = [x for x, w in zip(found, work, strict=True) if w >= sum(work) / 20]
+            for layer in found:
+                for problem in layer.problems(args.kinds):
+                    key = {"suite": name, "problem": problem.repro(), "threads": threads,
+                           "winograd": not args.no_winograd}  # fmt: skip
+                    yield Case(key, (layer, problem))
+
+
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
+    threads = cases[0].key["threads"]
+    torch.set_num_threads(threads)
+    target = cpu.host_target(threads, allow_winograd=not args.no_winograd)
+    most = ceilings(target, threads)
+    args.found |= {"target": str(target), "fma_gflops": most.flops / 1e9,
+                   "copy_gbytes": most.bytes / 1e9}  # fmt: skip
+
+    def one(case: Case) -> Row:
+        layer, problem = case.what
+        row = measure(layer, problem, 3 if args.quick else args.rounds, target)
+        return {
+            "layer": layer.name, "count": layer.count, "kind": problem.kind.value,
+            "layout": problem.data_layout, "batch": problem.n, **row,
+            "fma_share": row["gflops"] / args.found["fma_gflops"],
+            "copy_share": row["gbytes"] / args.found["copy_gbytes"],
+        }  # fmt: skip
+
+    return one
+
+
+def measure(layer: Layer, problem: ConvProblem, rounds: int, target: tvm.target.Target) -> Row:
+    """Times of one problem of a layer, ours and PyTorch's; a reason if the results disagree."""
+    a, b = random_operands(problem, np.random.default_rng(0))
+    result = problem.roles[2]
+    start = time.perf_counter()
+    function = cpu.prim_func(problem, target)
+    kernel = tvm.compile(function, target=target)["main"]
+    compiled = time.perf_counter() - start
+    operands = tvm.runtime.tensor(a), tvm.runtime.tensor(b)
+    out = tvm.runtime.tensor(poisoned(problem))
+    kernel(*operands, out)
+    arrays = {
+        **dict(zip(problem.roles[:2], (a, b), strict=True)),
+        result: np.empty_like(out.numpy()),
+    }
+    theirs = []
+    last = torch.channels_last if a.ndim == 4 else torch.channels_last_3d
+    for memory_format in (torch.contiguous_format, last):
+        tensors = {
+            role: torch.from_numpy(_canonical(problem, role, x)).contiguous(
+                memory_format=memory_format
+            )
+            for role, x in arrays.items()
+        }
+        theirs.append(by_torch(problem, tensors, layer.transposed))
+    want = theirs[0]().contiguous().numpy()
+    error = relative_error(_canonical(problem, result, out.numpy()), want.astype(np.float64))
+    ours, *others = best([lambda: kernel(*operands, out), *theirs], rounds)
+    most = _SLACK * tolerance(problem) + _WINOGRAD
+    return {
+        **({} if error <= most else {"reason": f"wrong: error {error:.1e}, at most {most:.1e}"}),
+        "error": error,
+        "compile_s": compiled,
+        "extra_bytes": extra_bytes(function),
+        "ms": ours * 1e3,
+        "torch_ms": min(others) * 1e3,
+        "ratio": ours / min(others),
+        "gflops": problem.flop / ours / 1e9,
+        "torch_gflops": problem.flop / min(others) / 1e9,
+        "gbytes": problem.bytes / ours / 1e9,
+    }
+
+
+def extra_bytes(function: tvm.tirx.PrimFunc) -> int:
+    """Bytes of memory that a kernel takes beyond operands and result, for one thread."""
+    total = 0
+
+    def visit(node: tvm.tirx.AllocBuffer) -> None:
+        nonlocal total
+        if node.buffer.scope() == "global":
+            bytes_ = np.dtype(str(node.buffer.dtype)).itemsize
+            total += math.prod(int(x) for x in node.buffer.shape) * bytes_
+
+    tvm_ffi.structural_walk(function.body, [(tvm.tirx.AllocBuffer, visit)], order="post")
+    return total
+
+
+def _canonical(problem: ConvProblem, role: str, array: np.ndarray[Any, Any]) -> Any:
+    letters = (KERNELS if role == "weight" else ACTIVATIONS)[array.ndim - 2]
+    return array.transpose(permutation(problem.layout(role), letters))
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """Of each suite: the most memory beyond operands and result, and all layers as they occur."""
+    for name in dict.fromkeys(row["suite"] for row in rows):
+        mine = [row for row in rows if row["suite"] == name]
+        most = max(mine, key=lambda row: row["extra_bytes"])
+        yield (
+            f"{name}: at most {most['extra_bytes'] / 2**20:.1f} MiB beyond operands and result, by"
+            f" {most['kind']} of {most['layer']}"
+        )
+        for kind in dict.fromkeys(row["kind"] for row in mine):
+            ours, theirs = (
+                sum(row[x] * row["count"] for row in mine if row["kind"] == kind)
+                for x in ("ms", "torch_ms")
+            )
+            yield (
+                f"{name} {kind}, all layers as often as they occur: {ours:.1f} ms, PyTorch"
+                f" {theirs:.1f} ms, ratio {ours / theirs:.2f}"
+            )
+
+
+BENCHMARK = Benchmark(
+    cases, begin, suites=(*SUITES, VOLUMES), by=("kind",), summary=summary,
+    options={
+        "quick": Option(False, "the layers that take most of the work, and fewer rounds"),
+        "kinds": Option(KINDS, "", KINDS),
+        "layouts": Option(("NHWC",), "", tuple(LAYOUTS)),
+        "batch": Option(8, "images"),
+        "threads": Option(0, "as many as cores, if 0"),
+        "rounds": Option(5, "in which all take turns"),
+        "no_winograd": Option(False, "direct sums alone"),
+    },
+    columns=(
+        ("layer",), ("kind",), ("layout",), ("times", "count"), ("ms", None, ".2f"),
+        ("PyTorch", "torch_ms", ".2f"), ("ratio", None, ".2f"), ("GFLOP/s", "gflops", ".0f"),
+        ("FMA", "fma_share", ".2f"), ("mem", "copy_share", ".2f"), ("error", None, ".0e"),
+        ("reason",),
+    ),
+)  # fmt: skip
