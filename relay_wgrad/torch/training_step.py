@@ -23,8 +23,6 @@ PROGRAMS = 8
 """Of one step, for different shapes, modes and the like; the least recently called one goes."""
 AGAIN = 8
 """Programs for calls of one kind, after which a warning says what changes again and again."""
-
-
 PIECES = (1 << 20, 25 << 20)
 """Bytes of gradients from which the first piece of a backward pass ends, and each later one: as
 `DistributedDataParallel`'s buckets."""

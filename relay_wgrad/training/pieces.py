@@ -10,6 +10,7 @@ parameter.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,43 +58,31 @@ def in_pieces(
     graph = Graph(func)
     values = {binding.var: binding.value for binding in graph.bindings}
     gradients = [graph.resolved(gradient) for gradient in func.body.body.fields]
-    every = needed(gradients, graph, ())
-    late = _late(func, values)
+    late = _late(func, values) & needed(gradients, graph, ())
     ready = [
         math.inf if wait else place
         for place, wait in zip(_ready(graph, late, gradients, parameters), waits, strict=True)
     ]
     starts, given = _starts(graph, late, gradients, ready, limits)
-    # Where each variable is made: what does not depend on the direction, where it is read first.
-    where: dict[relax.Var, int] = {}
-    parts, takes = [], []
-    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(values)], strict=True)):
-        own = {b.var for b in graph.bindings[start:end] if b.var in late & every} - where.keys()
-        wanted = [*own, *(gradients[g] for g in given[number])]
-        mine = needed(wanted, graph, where)
-        for var, value in values.items():  # a part of a tuple is as good as made
-            if isinstance(value, relax.TupleGetItem) and value.tuple_value in mine:
-                mine.add(var)
-        kept, again = saved_and_recomputed(graph, values, set(where), mine, [*wanted, *mine])
-        where |= dict.fromkeys(mine, number)
-        parts.append(mine | again)
-        takes.append(kept)
-    handed = {var for kept in takes for var in kept}
-    hands = [[v for v in values if v in handed and where[v] == n] for n in range(len(starts))]
+    slices = [
+        {b.var for b in graph.bindings[start:end] if b.var in late}
+        for start, end in itertools.pairwise([*starts, len(values)])
+    ]
+    wanted = [[gradients[g] for g in some] for some in given]
+    parts, takes, hands = _parts(graph, values, slices, wanted)
     *arguments, direction = func.params
     numbers = {direction: 0}
     for some in hands:
         numbers |= {var: len(numbers) + i for i, var in enumerate(some)}
     functions, pieces = {}, []
     for number, (mine, kept) in enumerate(zip(parts, takes, strict=True)):
-        results = [gradients[g] for g in given[number]]
-        read = {v for var in mine for v in variables_of(values[var])} | {*results}
+        read = {v for var in mine for v in variables_of(values[var])} | {*wanted[number]}
         params = [var for var in arguments if var in read]
         taken = [var for var in (direction, *kept) if var in read]
         name = str(func.attrs[keys.SYMBOL]) + (f"_{number + 1}" if number else "")
         functions[name] = function_of(
             name, [*params, *taken], [*params, *taken], [v for v in values if v in mine], values,
-            [*results, *hands[number]],
+            [*wanted[number], *hands[number]],
         )  # fmt: skip
         pieces.append(Piece(
             name, tuple(arguments.index(var) for var in params),
@@ -101,6 +90,34 @@ def in_pieces(
             tuple(numbers[var] for var in hands[number]),
         ))  # fmt: skip
     return functions, tuple(pieces)
+
+
+Variables = list[list[relax.Var]]
+
+
+def _parts(
+    graph: Graph, values: dict[Any, Any], slices: Sequence[set[Any]], wanted: Sequence[list[Any]]
+) -> tuple[list[set[Any]], Variables, Variables]:
+    """(the variables of each piece, those that it takes of earlier ones, that it hands on).
+
+    slices : of each piece what depends on the direction; wanted : its gradients.
+    """
+    # Where each variable is made: what does not depend on the direction, where it is read first.
+    where: dict[relax.Var, int] = {}
+    parts, takes = [], []
+    for number, (some, results) in enumerate(zip(slices, wanted, strict=True)):
+        roots = [*(some - where.keys()), *results]
+        mine = needed(roots, graph, where)
+        for var, value in values.items():  # a part of a tuple is as good as made
+            if isinstance(value, relax.TupleGetItem) and value.tuple_value in mine:
+                mine.add(var)
+        kept, again = saved_and_recomputed(graph, values, set(where), mine, [*roots, *mine])
+        where |= dict.fromkeys(mine, number)
+        parts.append(mine | again)
+        takes.append(kept)
+    handed = {var for kept in takes for var in kept}
+    hands = [[v for v in values if v in handed and where[v] == n] for n in range(len(parts))]
+    return parts, takes, hands
 
 
 def _late(func: relax.Function, values: dict[Any, Any]) -> set[relax.Var]:
