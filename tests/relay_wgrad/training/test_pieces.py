@@ -105,6 +105,26 @@ def test_what_crosses(graph: Any, options: dict[str, Any]) -> None:
     assert counts == sum(name.startswith("relax.nn.conv2d") for name in calls)
 
 
+class Left(nn.Module):
+    """Products whose gradient by the parameter is computed before the one that reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = (nn.Parameter(torch.ones(8, 8)) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        return self.last @ torch.relu(self.first @ x)
+
+
+def test_a_gradient_waits_for_what_reads_its_parameter() -> None:
+    one = from_torch(Left(), (torch.zeros(8, 4),), loss="none")
+    parts = two_parts(one, wrt=one.trainable, pieces=(1, 1))
+    assert names(parts) == [["last"], ["first"]]
+    later = parts.pieces[1]
+    read = {parts.sources[i].index for i in later.given if parts.sources[i].kind == "argument"}
+    assert [var.name for var in one.main.params].index("last") not in read
+
+
 def test_little_crosses(graph: Any) -> None:
     """Of a residual network what its backward pass has at hand: a gradient or two."""
     activation = 4 * 2 * WIDTH * SIDE * SIDE
