@@ -350,7 +350,7 @@ class _Program:
         self._own, self._stands = own, kept[0] if kept else None
         self._function = replayed(
             built.vm[ADJOINT], where, self.device, report.notes.append,
-            last=made.last[0], graphs=calls.graphs and not why, late=calls.part == "backward",
+            last=made.last[0], graphs=calls.graphs and not why, late=int(calls.part == "backward"),
             own=own, token=True, stands=self._stands,
         )  # fmt: skip
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]

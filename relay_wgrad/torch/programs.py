@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,8 +23,11 @@ from ..ambient import outside
 from .depends import Depends
 from .kernels import ALIGNMENT, winograd_is_allowed
 from .reads import LostError, Reads
-from .replayed import ALL, Replayed
+from .replayed import Replayed
 from .several import copy_each
+
+if TYPE_CHECKING:
+    from ..training.pieces import Piece
 
 Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, and the name in it
 
@@ -64,6 +67,7 @@ class Asked(NamedTuple):
     checkpoint: Any
     choices: Choices
     graphs: bool  # whether calls on CUDA become CUDA graphs
+    pieces: tuple[int, int] | None  # of the backward part: `two_parts`
 
 
 class Forward(NamedTuple):
@@ -78,8 +82,16 @@ class Forward(NamedTuple):
     token: torch.Tensor | None
 
 
+class Handed(NamedTuple):
+    """What a piece of a backward pass gives for later ones: values by number (`Piece.hands`), and
+    tokens of the memory that some of them lie in."""
+
+    values: dict[int, torch.Tensor]
+    tokens: list[torch.Tensor]
+
+
 class Program:
-    """A module's forward part, and the backward part where gradients are wanted.
+    """A module's forward part, and the pieces of the backward part where gradients are wanted.
 
     module : as it is now: in training or not, layer by layer.
     inputs : its arguments.  Gradients are computed by those that require them.
@@ -133,9 +145,9 @@ class Program:
             graph, wrt=wrt, dtype=asked.half,
             layout=where.layout if asked.layout is None else asked.layout,
             checkpoint=asked.checkpoint, wide_weight_gradients=where.wide, raise_norms=where.norms,
-            blocks=where.blocks,
+            blocks=where.blocks, pieces=asked.pieces,
         )  # fmt: skip
-        self.outputs, self.sources = parts.outputs, parts.sources
+        self.outputs, self.sources, self.pieces = parts.outputs, parts.sources, parts.pieces
         order = [*(spec.name for spec in graph.inputs), *graph.params]
         self.wrt = [order.index(name) for name in parts.wrt]
         compiled = where.compile(parts.module, lambda what: None)
@@ -143,7 +155,7 @@ class Program:
             f"{what} is taken as it was when this was compiled" for what in self.depends.opaque
         ]
         self.compiled, self.notes = compiled, [*graph.notes, *where.notes, *opaque]
-        names = [FORWARD, ADJOINT] if parts.wrt else [ADJOINT]
+        names = [FORWARD, *(piece.name for piece in parts.pieces)] if parts.wrt else [ADJOINT]
         why = refusal(parts.module, names) if asked.graphs else ""
         if why and self.device.type == "cuda":
             self.notes.append(f"its calls are not one CUDA graph: {why}")
@@ -155,18 +167,20 @@ class Program:
         self._forward = make(compiled.vm[names[0]], own={0}, token=True)
         # Of what the backward part reads, what nobody but the two parts has.
         self.private = {i for i, source in enumerate(self.sources) if source.kind == "kept"}
-        self._backward = (
-            make(compiled.vm[ADJOINT], own=ALL, token=True, private=self.private, late=True)
-            if parts.wrt
-            else None
-        )
+        self._backward = [
+            make(
+                compiled.vm[piece.name], own=range(len(piece.gradients)), token=True,
+                private=self._private(piece), late=number,
+            )
+            for number, piece in enumerate(parts.pieces, start=1)
+        ]  # fmt: skip
         self._turns = Turns(self.device)
 
     @property
     def is_graph(self) -> bool:
         """Whether its parts are CUDA graphs by now."""
-        parts = [] if self.lost else [self._forward, self._backward]
-        return bool(parts) and all(part is None or part.is_graph for part in parts)
+        parts = [] if self.lost else [self._forward, *self._backward]
+        return bool(parts) and all(part.is_graph for part in parts)
 
     def arguments(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The forward part's: inputs, what is drawn, parameters and statistics as they are now.
@@ -211,21 +225,39 @@ class Program:
                 counters = [held[name] for held, name in self.counters]
                 if counters:
                     torch._foreach_add_(counters, 1)
-        of = {"argument": args, "output": [result, *made[1 : self.outputs]], "kept": kept}
+        # Autograd makes of the result itself one that holds whoever reads it.
+        outputs = [result.detach(), *made[1 : self.outputs]]
+        of = {"argument": args, "output": outputs, "kept": kept}
         return Forward(result, [of[s.kind][s.index] for s in self.sources], token)
 
-    def backward(self, read: Sequence[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
-        """The gradients, in the order of `wrt`."""
-        assert self._backward is not None
+    def backward(
+        self, number: int, read: Sequence[torch.Tensor], handed: Handed
+    ) -> tuple[list[torch.Tensor], Handed]:
+        """(the gradients of a piece, in its order, what it and those before it hand on).
+
+        read : what the forward pass gave, of it what the piece is given.
+        """
+        piece = self.pieces[number]
         with self._turns:
-            made, _, _, token = self._backward([*read, gradient])
+            made, addresses, _, token = self._backward[number](
+                [*read, *(handed.values[i] for i in piece.takes)]
+            )
+        gradients, new = made[: len(piece.gradients)], made[len(piece.gradients) :]
         if token is None:
-            seen: set[int] = set()
-            for i, found in enumerate(made):
+            seen = {*addresses, *(x.data_ptr() for x in new)}
+            for i, found in enumerate(gradients):
                 if found.numel() and found.data_ptr() in seen:
-                    made[i] = found.clone()
+                    gradients[i] = found.clone()
                 seen.add(found.data_ptr())
-        return made
+        values = {**handed.values, **dict(zip(piece.hands, new, strict=True))}
+        later = {i for after in self.pieces[number + 1 :] for i in after.takes}
+        tokens = [*handed.tokens, *([] if token is None else [token])]
+        return gradients, Handed({i: values[i] for i in values if i in later}, tokens)
+
+    def _private(self, piece: Piece) -> set[int]:
+        """Of a piece's operands what nobody but the parts has."""
+        kept = {at for at, i in enumerate(piece.given) if i in self.private}
+        return kept | {at for at, i in enumerate(piece.takes, start=len(piece.given)) if i}
 
 
 def call(function: Any, args: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -27,7 +27,8 @@ ALL = range(1 << 31)
 
 WARM, LATER = 2, 5
 """Calls before the one that is captured: libraries choose, memory is taken.  A backward pass is
-given what its forward pass has made, which lies where it stays when that one is a graph."""
+given what its forward pass has made, which lies where it stays when that one is a graph; of a
+backward pass in pieces each waits for the one before it."""
 MISSES = 2
 """Calls in a row with operands elsewhere than when it was captured: then it is captured anew, and
 those are copied."""
@@ -65,7 +66,8 @@ class Replayed:
     raw : calls it with TVM's tensors, for TVM's.
     lane : where it can be captured; None: it never is.
     told : is given a few words where it cannot be.
-    late : whether its operands are another such function's results, as a backward pass's are.
+    late : how many such functions come before it whose results are among its operands, as a forward
+        pass's are among its backward pass's.
     own : the places of results that get memory of their own, and so does each single number.  The
         others lie in the graph's memory, and are the caller's as long as it has any of them.
     token : all but those of `own`, and the operands that are copied, are the same tensors each
@@ -84,7 +86,7 @@ class Replayed:
         raw: Callable[..., Any],
         lane: Lane | None,
         told: Callable[[str], None],
-        late: bool = False,
+        late: int = 0,
         prepare: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = list,
         last: Sequence[bool] = (),
         own: Container[int] = (),
@@ -95,7 +97,7 @@ class Replayed:
         self._plain, self._raw, self._lane, self._told = plain, raw, lane, told
         self._prepare, self._last = prepare, last
         self._own, self._token, self._private, self._stands = own, token, private, stands
-        self._warm = LATER if late else WARM
+        self._warm = LATER + WARM * (late - 1) if late else WARM
         self._most = MOST if late else None
         self._calls = self._tries = self._misses = 0
         self._seen: list[list[int]] = []  # addresses of the calls before

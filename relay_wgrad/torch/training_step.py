@@ -14,7 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ..argument_types import checked_bool
 from .kernels import DTYPES
-from .programs import Asked, Program, choices
+from .programs import Asked, Forward, Handed, Program, choices
 
 if TYPE_CHECKING:
     from ..frontend import Loss
@@ -23,32 +23,62 @@ PROGRAMS = 8
 """Of one step, for different shapes, modes and the like; the least recently called one goes."""
 AGAIN = 8
 """Programs for calls of one kind, after which a warning says what changes again and again."""
+PIECES = (1 << 20, 25 << 20)
+"""Bytes of gradients from which the first piece of a backward pass ends, and each later one: as
+`DistributedDataParallel`'s buckets."""
 
 
-class _Compiled(torch.autograd.Function):
-    """The two parts as one function, differentiable by those arguments that gradients are of."""
+class _Piece(torch.autograd.Function):
+    """A piece of the backward part, differentiable by the arguments that it gives gradients of and
+    by a link: an empty tensor, the result of the piece that runs after it.
+
+    What pieces hand on goes with the link's gradient, as an attribute, which a tensor keeps on its
+    way through autograd: so each run of a backward pass has its own.
+    """
 
     @staticmethod
-    def forward(ctx: Any, program: Program, arguments: Any, *_: torch.Tensor) -> torch.Tensor:
-        made = program.forward(arguments)
+    def forward(
+        ctx: Any, program: Program, made: Forward, number: int, *_: torch.Tensor
+    ) -> torch.Tensor:
+        given = program.pieces[number].given
         # One tensor stands for all that lies in a graph's memory; what callers may change in place
-        # in the meantime autograd looks after, and no output may be held by its own context.
+        # in the meantime autograd looks after.
         kept = program.private if made.token is not None else ()
-        ctx.program = program
-        ctx.read = [x if i in kept else None for i, x in enumerate(made.read)]
-        watched = [x for i, x in enumerate(made.read) if i not in kept]
-        ctx.save_for_backward(made.token, *watched)
-        return made.result
+        ctx.program, ctx.number = program, number
+        ctx.read = [made.read[i] if i in kept else None for i in given]
+        ctx.save_for_backward(made.token, *(made.read[i] for i in given if i not in kept))
+        return _link(made.result) if number else made.result
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: Any) -> Any:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "TrainingStep: create_graph=True: its gradients have no gradients of their own"
             )
         watched = iter(ctx.saved_tensors[1:])
         read = [next(watched) if x is None else x for x in ctx.read]
-        return None, None, *ctx.program.backward(read, gradient)
+        handed = gradient.handed if ctx.number else Handed({0: gradient}, [])
+        gradients, handed = ctx.program.backward(ctx.number, read, handed)
+        link = _link(gradient)
+        link.handed = handed
+        is_last = ctx.number + 1 == len(ctx.program.pieces)
+        return None, None, None, *([] if is_last else [link]), *gradients
+
+
+def _link(like: torch.Tensor) -> Any:
+    # On the device, for autograd to run all pieces on the forward pass's stream.
+    return torch.empty(0, dtype=torch.float32, device=like.device)
+
+
+def _differentiable(
+    program: Program, made: Forward, arguments: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The result of a forward pass, with the pieces behind it, the last one first."""
+    result: list[torch.Tensor] = []
+    for number, piece in reversed([*enumerate(program.pieces)]):
+        wrt = [arguments[program.wrt[i]] for i in piece.gradients]
+        result = [_Piece.apply(program, made, number, *result, *wrt)]
+    return result[0]
 
 
 class _Programs(list[tuple[Any, Program]]):
@@ -90,6 +120,10 @@ class TrainingStep(torch.nn.Module):
         each; what is kept between them then stays in the graphs' memory.  A forward pass before
         the backward pass of the one before, and operands that lie elsewhere, are called kernel by
         kernel.
+    piece_bytes : of gradients, from which the first piece of a backward pass ends, and each later
+        one; in one piece all gradients come at its end.  By default (1 MiB, 25 MiB), as
+        `DistributedDataParallel`'s buckets, where a process group of several processes is there,
+        and else one piece; 0: one piece.
 
     Under autocast, convolutions and matrix products are computed in its type and the output is
     float32.  Dropout's masks are drawn by PyTorch's generator, other numbers than eager's.
@@ -110,6 +144,7 @@ class TrainingStep(torch.nn.Module):
         layout: str | None = None,
         checkpoint: str | None = None,
         graphs: bool = True,
+        piece_bytes: int | tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         from ..frontend.loss import loss_of
@@ -134,7 +169,8 @@ class TrainingStep(torch.nn.Module):
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             ours[name] = getattr(module, name)
         captures = checked_bool("TrainingStep: graphs", graphs)
-        ours["_options"] = (len(inputs), wanted, layout, checkpoint, captures)
+        pieces = _checked_pieces(piece_bytes)
+        ours["_options"] = (len(inputs), wanted, layout, checkpoint, captures, pieces)
         ours.update(_programs=_Programs(), _told=set())
         if lost := self._program(tuple(inputs)).lost:
             raise ValueError(f"TrainingStep: {lost}")
@@ -171,9 +207,8 @@ class TrainingStep(torch.nn.Module):
             arguments = [] if program.lost else program.arguments(inputs)
         if program.lost:
             return self._by_pytorch(program.lost, inputs)
-        if not program.wrt:
-            return program.forward(arguments).result
-        return _Compiled.apply(program, arguments, *(arguments[i] for i in program.wrt))
+        made = program.forward(arguments)
+        return _differentiable(program, made, arguments) if program.wrt else made.result
 
     @property
     def notes(self) -> list[str]:
@@ -219,7 +254,7 @@ class TrainingStep(torch.nn.Module):
         if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
             cast = torch.get_autocast_dtype(device)
         key = (
-            grads, cast, choices(device), torch.get_default_dtype(),
+            grads, cast, choices(device), torch.get_default_dtype(), self._pieces(),
             tuple((x.shape, x.dtype, x.device, grads and x.requires_grad) for x in inputs),
         )  # fmt: skip
         return self._kept(key) or self._made(key, inputs, cast)
@@ -253,14 +288,41 @@ class TrainingStep(torch.nn.Module):
         return made
 
     def _asked(self, inputs: Sequence[torch.Tensor], cast: torch.dtype | None) -> Asked:
-        _, loss, layout, checkpoint, graphs = self._options
+        _, loss, layout, checkpoint, graphs, _ = self._options
         tensors, grads = list(self._wrapped.parameters()), torch.is_grad_enabled()
         first = next((t.dtype for t in tensors if t.is_floating_point()), None)
         # Autocast leaves float64 alone.
         half = DTYPES.get(cast) if cast is not None and first == torch.float32 else None
         differentiates = grads and any(t.requires_grad for t in (*inputs, *tensors))
         device = inputs[0].device.type if inputs else "cpu"
-        return Asked(loss, half, grads, differentiates, layout, checkpoint, choices(device), graphs)
+        return Asked(
+            loss, half, grads, differentiates, layout, checkpoint, choices(device), graphs,
+            self._pieces(),
+        )  # fmt: skip
+
+    def _pieces(self) -> tuple[int, int] | None:
+        """The bytes of pieces, None for one piece."""
+        asked = self._options[-1]
+        if asked is None:
+            dist = torch.distributed
+            several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+            return PIECES if several else None
+        return asked or None
+
+
+def _checked_pieces(given: Any) -> tuple[int, ...] | None:
+    """() for one piece.  Raises ValueError for what is none of the three."""
+    from ..training.schedules import is_count
+
+    if given is None:
+        return None
+    if is_count(given, 0) and given == 0:
+        return ()
+    if isinstance(given, tuple) and len(given) == 2 and all(is_count(n, 1) for n in given):
+        return given
+    raise ValueError(
+        f"TrainingStep: piece_bytes must be None, 0 or two numbers of bytes, got {given!r}"
+    )
 
 
 def _why_not_now() -> str:

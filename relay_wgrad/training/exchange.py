@@ -7,6 +7,9 @@ With process r's loss L_r the mean over its weight n_r, such as its samples, the
 So loss, gradients and new running statistics are multiplied by n_r, added up by all-reduces, and
 divided by the sum of the weights, which is one number more of each.  A value that is not finite
 anywhere is so everywhere: what is decided by it is decided together.
+
+Where gradients of several batches are accumulated, only the sum is exchanged: each process adds up
+its n_r P / sum(n_r) dL_r/dp, of P processes, whose plain mean is what the whole batches' would be.
 """
 
 from __future__ import annotations
@@ -76,17 +79,26 @@ class Exchange:
     """Tensors of TVM's to their means over processes.
 
     Results lie in memory that the next call writes over.
+
+    updates : whether the step that is run ends with an update, for which gradients are exchanged.
+    own : of the step that ran last what this process had before the exchange: the loss, and of a
+        dynamic loss scale how many values of its gradients were not finite.
     """
 
     def __init__(self, processes: Processes, bucket: int = BUCKET) -> None:
-        self.processes, self.weight = processes, 1.0
+        self.processes, self.weight, self.updates = processes, 1.0, True
+        self.own: list[Any] = []
+        self._total: Any = None  # of the processes' weights, in the last call
         self._bytes = bucket
         for name, function in ((RUNS[0], _process_mean), (RUNS[1], _transposed_mean)):
             tvm_ffi.register_global_func(name, function, override=True)
         self._buckets: dict[Any, list[_Bucket]] = {}  # by the tensors' kinds
 
-    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """Raises ConnectionError where another process has gone."""
+    def __call__(self, tensors: Sequence[Any], weight: float | None = None) -> list[Any]:
+        """`weight` : what this process counts, by default its batch's.
+
+        Raises ConnectionError where another process has gone.
+        """
         import torch
         import torch.distributed as dist
 
@@ -96,24 +108,34 @@ class Exchange:
         buckets = self._buckets[kinds]
         given = [torch.from_dlpack(t) for t in tensors]
         made: list[Any] = [None] * len(given)
+        counts = self.weight if weight is None else weight
         with heard():
             # Packing one bucket takes place while the ones before are on their way.
             works = [
-                dist.all_reduce(bucket.packed(given, self.weight), async_op=True)
-                for bucket in buckets
+                dist.all_reduce(bucket.packed(given, counts), async_op=True) for bucket in buckets
             ]
             for work, bucket in zip(works, buckets, strict=True):
                 work.wait()
-                bucket.unpack(made)
+                self._total = bucket.unpack(made)
         return made
+
+    def parts(self, tensors: Sequence[Any]) -> list[Any]:
+        """Tensors times what this process's batch counts beside the mean of all, by the last call:
+        the plain mean of these over the processes is the whole batch's."""
+        import torch
+
+        factor = self._total.reciprocal() * (self.weight * self.processes.world)
+        made = torch._foreach_mul([torch.from_dlpack(t) for t in tensors], factor)
+        return [tvm.runtime.from_dlpack(t) for t in made]
 
     def give_away(self) -> None:
         """What the last call gave stays as it is: the next one takes other memory."""
         self._buckets.clear()
 
-    def weigh(self, weight: float) -> None:
-        """What this process's next batch counts; the step that is run next is this trainer's."""
-        self.weight, _running.exchange = weight, self
+    def weigh(self, weight: float, updates: bool = True) -> None:
+        """What this process's next batch counts; the step that is run next is this trainer's, and
+        `updates` or not."""
+        self.weight, self.updates, _running.exchange = weight, updates, self
 
     def _cut(self, kinds: Sequence[tuple[tuple[int, ...], str]]) -> list[_Bucket]:
         """Buckets of tensors of one dtype, from the last one on: a backward pass begins there."""
@@ -192,8 +214,10 @@ class _Bucket:
             self._flat.mul_(weight)
         return self._flat
 
-    def unpack(self, made: list[Any]) -> None:
-        """Puts the means into their places of a list."""
-        self._flat.div_(self._flat[-1].clone())
+    def unpack(self, made: list[Any]) -> Any:
+        """Puts the means into their places of a list; the sum of the weights."""
+        total = self._flat[-1].clone()
+        self._flat.div_(total)
         for place, result in zip(self._places, self._results, strict=True):
             made[place] = result
+        return total

@@ -127,6 +127,11 @@ class Processes:
             _distributed().all_reduce(made)
         return [float(number) for number in made.tolist()]
 
+    def which(self, here: bool) -> list[int]:
+        """The ranks of those of which something is so."""
+        flags = self.sum([float(here and rank == self.rank) for rank in range(self.world)])
+        return [rank for rank, flag in enumerate(flags) if flag]
+
     def by_first(self, work: Callable[[], object]) -> None:
         """Work of the first process alone, such as a file, for which the others wait.
 

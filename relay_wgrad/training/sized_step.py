@@ -15,13 +15,14 @@ import tvm
 from ..frontend import TrainingGraph
 from .capture import refusal
 from .compiled import Compiled, Progress
+from .exchange import Exchange
 from .graph_replay import Fixed, Repeated, Work
 from .optim import is_decoupled, optimizer_for
 from .places import Place
 from .step import ADJOINT, changes, converted, step_module
 from .stored_layout import Axes, kept_in_layout
 from .update import Update, rates_spec
-from .whole_step import Means, Run, WholeStep, with_update, with_watch
+from .whole_step import Run, WholeStep, with_update, with_watch
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Recipe:
     dynamic: bool
     own: int
     transfers: Any
-    means: Means | None = None
+    means: Exchange | None = None
     axes: Axes | None = None
     fixed: Fixed = field(default_factory=Fixed)
     _work: Work | None = field(default=None, init=False)

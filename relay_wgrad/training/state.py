@@ -70,6 +70,7 @@ def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     if trainer.processes is None:
         _save(trainer, path)
     else:
+        trainer.together()
         trainer.processes.by_first(lambda: _save(trainer, path))
 
 

@@ -330,6 +330,7 @@ class Trainer:
         self._params.all = values
         if self.processes is not None:
             self.processes.agree({"steps": steps, "skipped": skipped, "loss_scale": loss_scale})
+            self.together()
             self.processes.take_firsts([*self._params.all, *self._state])
         self.steps, self.skipped, self._control = steps, skipped, None
         if self._dynamic and loss_scale is not None:
@@ -376,12 +377,13 @@ class Trainer:
                 wrong = sized.compiled.vm[NOT_FINITE](made[0])
             report = self._transfers.done(made[2], wrong)
         self._made(*made)
-        return report
+        return report, [] if self._exchange is None else self._exchange.own
 
     def _weigh(self, batch: Mapping[str, Any]) -> None:
         """What this process's batch counts beside the others'."""
         if self._exchange is not None:
-            self._exchange.weigh(weight_of(self.graph, batch))
+            updates = (self.steps + 1) % self.update.accumulate == 0
+            self._exchange.weigh(weight_of(self.graph, batch), updates)
 
     def _agree(self) -> None:
         """Raises ValueError where another process trains something else, or otherwise."""
@@ -403,7 +405,8 @@ class Trainer:
     def _read(self, waiting: deque[Any]) -> float:
         """The loss of the oldest step on its way."""
         with self.place.memory_errors():
-            row: Row = waiting.popleft().read()
+            report, own = waiting.popleft()
+            row: Row = report.read()
         known = dict(zip(scales.FIELDS, row.control.tolist(), strict=True))
         if self._dynamic:
             self._scale = known["scale"]
@@ -415,12 +418,35 @@ class Trainer:
             what = f"the loss is {known['loss']}"
             if known["stopped"] == scales.GRADIENT:
                 what = "a gradient is not finite even at a loss scale of 1"
+            whose = self._whose(known["stopped"], own)
             raise FloatingPointError(
-                f"step {self.steps + 1}: {what}; the parameters are as before the step.  {_ADVICE}"
+                f"step {self.steps + 1}: {what}{whose}; the parameters are as before the step."
+                f"  {_ADVICE}"
             )
         if row.wrong or (not self.place.is_gpu and self.steps % CHECK_EVERY == 0):
             self.check_finite()
         return known["loss"]
+
+    def _whose(self, stopped: float, own: Sequence[Any]) -> str:
+        """Which of several processes had the loss, or the gradient, that stopped all of them."""
+        if self.processes is None:
+            return ""
+        loss, *count = (float(value.numpy()) for value in own)
+        here = not math.isfinite(loss) if stopped == scales.LOSS else any(count)
+        ranks = self.processes.which(here)
+        return f" in process {', '.join(map(str, ranks))}" if ranks else ""
+
+    def together(self) -> None:
+        """Of several processes: what each has accumulated of its own batches' gradients becomes the
+        mean, with which each of them may go on.  Each calls it; so do `set_state` and what saves.
+        """
+        if self._exchange is None or self.update.accumulate == 1:
+            return
+        first = self._recipe.own
+        sums = slice(first, first + len(self.graph.trainable))
+        means = self._exchange(self._state[sums], 1.0)
+        self._exchange.give_away()
+        self._state = [*self._state[:first], *means, *self._state[sums.stop :]]
 
     def profile(
         self, batch: Mapping[str, np.ndarray[Any, Any]], rounds: int = 3, seconds: float = 0.1

@@ -4,7 +4,8 @@ Some functions of Relax, which `WholeStep` calls one after another:
 
     step_scale(control) -> the loss scale                                   where there is one
     main_adjoint(inputs…, parameters…, [scale]) -> (outputs, gradients)
-                                        here several processes exchange theirs (`exchange`)
+                                        here several processes exchange theirs (`exchange`), of
+                                        gradients that are accumulated their sums, once an update
     gradients_not_finite((gradients…)) -> how many of their values          of a dynamic scale
     step_control(control, loss, [count]) -> (control, whether to update, whether anything moves)
     step_accumulate(rates, (so far…), (gradients…)) -> (gradients…)   where they are accumulated
@@ -24,6 +25,7 @@ write its results over what it takes: on a GPU it does, in a few kernels (`byoc_
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from tvm import relax, te, tirx
 from ..facts import update_attrs
 from ..frontend import TrainingGraph
 from . import loss_scale
+from .exchange import Exchange
 from .step import ADJOINT
 from .update import Update, rates_type
 from .update_functions import (
@@ -120,7 +123,6 @@ def with_watch(module: tvm.IRModule, graph: TrainingGraph) -> tvm.IRModule:
 Tensors = Sequence[Any]
 Made = tuple[list[Any], list[Any], Any]
 Run = Callable[[Tensors, Tensors, Tensors, Any], Made]
-Means = Callable[[Tensors], Tensors]
 
 
 class WholeStep:
@@ -129,7 +131,7 @@ class WholeStep:
     function : a function of the machine by its name.
     update : as of `with_update`; `own`: how many tensors of state the optimizer's rule has.
     means : where several processes train together: of loss, new statistics and gradients the means
-        over them (`exchange.Exchange`).
+        over them.
 
     Called with (inputs and rates, parameters in the graph's order, optimizer state, control) it
     gives new (parameters, state, control), some of which may be the tensors that it was given,
@@ -145,7 +147,7 @@ class WholeStep:
         dynamic: bool,
         update: Update | None = None,
         own: int = 0,
-        means: Means | None = None,
+        means: Exchange | None = None,
     ) -> None:
         self._function, self._scaled, self._dynamic = function, scaled, dynamic
         self._means = means
@@ -169,9 +171,10 @@ class WholeStep:
 
     def exchanged(self, made: Any) -> tuple[Tensors, Tensors]:
         """What `main_adjoint` gave, (outputs, gradients), as of all processes' batches."""
-        outputs, gradients = made
-        if self._means is None:
-            return outputs, gradients
+        return (*made,) if self._means is None else self._exchanged(*made)
+
+    def _exchanged(self, outputs: Tensors, gradients: Tensors) -> tuple[Tensors, Tensors]:
+        assert self._means is not None
         places = [0, *self._new]
         means = self._means([*(outputs[i] for i in places), *gradients])
         outputs = list(outputs)
@@ -194,9 +197,12 @@ class WholeStep:
 
         scale = [recorded(SCALE_OF)(control)] if self._scaled else []
         *values, rates = inputs
-        outputs, gradients = self.exchanged(recorded(ADJOINT)(*values, *params, *scale))
-        if self._accumulates:
-            gradients = recorded(ACCUMULATE)(rates, state[self._sums], gradients)
+        outputs, gradients = recorded(ADJOINT)(*values, *params, *scale)
+        accumulated = partial(recorded(ACCUMULATE), rates, state[self._sums])
+        if self._means is not None:
+            outputs, gradients = self._together(outputs, gradients, accumulated)
+        elif self._accumulates:
+            gradients = accumulated(gradients)
         found = [recorded(FOUND)(gradients)] if self._dynamic else []
         found += [rates] if self._accumulates else []
         control, updates, runs = recorded(CONTROL)(control, outputs[0], *found)
@@ -212,6 +218,25 @@ class WholeStep:
         for place, value in zip(self._kept, statistics, strict=True):
             made[place] = value
         return (made, list(state), control), held
+
+    def _together(
+        self, outputs: Tensors, gradients: Tensors, accumulated: Callable[[Tensors], Tensors]
+    ) -> tuple[Tensors, Tensors]:
+        """(outputs, gradients) of all processes' batches; of gradients that are accumulated this
+        process's part, until there is an update."""
+        means = self._means
+        assert means is not None
+        means.own = [outputs[0]]
+        if self._accumulates:
+            outputs, _ = self._exchanged(outputs, ())
+            gradients = accumulated(means.parts(gradients))
+            if not means.updates:
+                return outputs, gradients
+        if self._dynamic:
+            means.own.append(self._function(FOUND)(gradients))
+        if self._accumulates:
+            return outputs, means(gradients, 1.0)
+        return self._exchanged(outputs, gradients)
 
 
 def _scale(control: Any) -> Any:

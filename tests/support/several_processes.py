@@ -6,6 +6,7 @@ the first one compares with a trainer of its own that has whole batches.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -13,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,55 @@ def other_updates(folder: Path) -> None:
     both_of(graph_of(), 10, optimizer="adam", lr=0.01, update=update)
 
 
+@contextlib.contextmanager
+def sent() -> Iterator[list[int]]:
+    """How many numbers each all-reduce sends."""
+    found, all_reduce = list[int](), dist.all_reduce
+
+    def counted(tensor: torch.Tensor, *given: Any, **more: Any) -> Any:
+        found.append(tensor.numel())
+        return all_reduce(tensor, *given, **more)
+
+    dist.all_reduce = counted
+    yield found
+    dist.all_reduce = all_reduce
+
+
+@check
+def accumulated(folder: Path) -> None:
+    """Gradients are sent once an update, and what counts differs from batch to batch; a state that
+    is saved between two updates goes on in one process and in several."""
+    arrays, update = samples(21), Update(accumulate=3)
+    graph, path = graph_of("cross_entropy(ignore_index=2)"), folder / "accumulated.safetensors"
+    trainer = Trainer(graph, FAST, distributed=True, update=update)
+    data = data_of(graph, arrays, drop_last=False)
+    count = sum(graph.params[name].size for name in graph.trainable)
+    losses = []
+    for step in range(9):
+        with sent() as numbers:
+            losses.append(trainer.step(data.batch(step)))
+        assert (sum(numbers) >= count) is (step % 3 == 2)
+        if step == 3:
+            state.save(trainer, path)
+    assert is_one(trainer)
+    if dist.get_rank() == 0:
+        alone = Trainer(graph, FAST, update=update)
+        whole = data_of(graph, arrays, drop_last=False, whole=True)
+        want = list(alone.train(whole.batch(step) for step in range(9)))
+        np.testing.assert_allclose(losses, want, rtol=1e-10)
+        close(trainer, alone)
+        state.restore(alone, path)
+        want = list(alone.train(whole.batch(step) for step in range(4, 9)))
+        np.testing.assert_allclose(losses[4:], want, rtol=1e-10)
+    after = tensors(trainer)
+    dist.barrier()
+    state.restore(trainer, path)
+    for step in range(4, 9):
+        trainer.step(data.batch(step))
+    for a, b in zip(tensors(trainer), after, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
 @check
 def evaluation(folder: Path) -> None:
     """Each process has other parts; the last part is short."""
@@ -191,7 +241,7 @@ def not_finite(folder: Path) -> None:
     batch = data.batch(1)
     if dist.get_rank() == 1:
         batch["input"][0, 0, 0, 0] = np.nan
-    with pytest.raises(FloatingPointError, match="step 2: the loss is nan"):
+    with pytest.raises(FloatingPointError, match="step 2: the loss is nan in process 1;"):
         trainer.step(batch)
     for a, b in zip(tensors(trainer), before, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -218,6 +268,35 @@ def overflow(folder: Path) -> None:
     assert skipped == [dist.get_rank() != 0, 1]
     assert trainer.loss_scale == 32768
     assert is_one(trainer)
+
+
+class Root(torch.nn.Module):
+    """Its gradient is infinite where its loss is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = torch.nn.Linear(32, 4, bias=False), torch.nn.Linear(4, 5)
+        torch.nn.init.constant_(self.inner.weight, 0.1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(torch.sqrt(self.inner(x.flatten(1))))
+
+
+@check
+def gradient_not_finite(folder: Path) -> None:
+    """At a loss scale of 1 it ends the step in all, and those are named that had it."""
+    torch.manual_seed(0)
+    graph = from_torch(Root(), (torch.zeros(SIZE, 2, 4, 4),))
+    trainer = Trainer(graph, FAST, loss_scale="dynamic", distributed=True)
+    trainer.loss_scale = 1.0
+    before = tensors(trainer)
+    batch = {"labels": np.arange(SIZE)}
+    batch[graph.inputs[0].name] = np.full((SIZE, 2, 4, 4), dist.get_rank() == 0, "float32")
+    others = ", ".join(str(rank) for rank in range(1, dist.get_world_size()))
+    with pytest.raises(FloatingPointError, match=f"even at a loss scale of 1 in process {others};"):
+        trainer.step(batch)
+    for a, b in zip(tensors(trainer), before, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @check

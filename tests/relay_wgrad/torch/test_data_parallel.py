@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import run_ranks
 from tests.support.torch import data_parallel
 
-DAILY = ("no_sync", "static_graph")
+DAILY = ("no_sync", "overlap", "static_graph")
 
 
 def run(*names: str) -> None:

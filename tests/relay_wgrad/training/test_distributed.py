@@ -19,6 +19,7 @@ from tests.support.training_models import residual_net
 
 DAILY = (
     "fifty_steps",
+    "accumulated",
     "sync_batch_norm",
     "not_finite",
     "saved",

@@ -6,22 +6,29 @@ Run by `run_ranks` of `tests.support.processes`, with names of `CHECKS`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import relay_wgrad
 import relay_wgrad.torch as rt
+from relay_wgrad.torch.programs import Program
 
 STEPS, SIZE = 6, 2
+LAYER = (64, 64)
+"""Bytes of a piece of the backward pass: each layer is one."""
 
 
 def module() -> torch.nn.Module:
@@ -57,7 +64,7 @@ def train(model: torch.nn.Module, *, whole: bool = False, every: int = 1) -> Non
 
 
 def step_of(made: torch.nn.Module) -> rt.TrainingStep:
-    return rt.TrainingStep(made, batches(False)[0][0])
+    return rt.TrainingStep(made, batches(False)[0][0], piece_bytes=LAYER)
 
 
 def compare(got: torch.nn.Module, want: torch.nn.Module) -> None:
@@ -75,6 +82,54 @@ def with_options(**options: Any) -> None:
     made = module()
     train(DistributedDataParallel(step_of(made), **options))
     compare(made, whole_batches())
+
+
+def default() -> None:
+    """Pieces of 1 and 25 MiB; a smaller network is one, and one process's is so at any size."""
+    made = module()
+    train(DistributedDataParallel(rt.TrainingStep(made, batches(False)[0][0])))
+    compare(made, whole_batches())
+    wide = torch.nn.Sequential(torch.nn.Linear(4, 1024), torch.nn.Linear(1024, 512))
+    with events() as seen:
+        rt.TrainingStep(wide, torch.zeros(1, 4))(torch.zeros(1, 4)).sum().backward()
+    assert seen == ["piece 0", "piece 1"]
+
+
+@contextlib.contextmanager
+def events() -> Iterator[list[str]]:
+    """The pieces of backward passes that run, and what else is noted."""
+    seen, backward = list[str](), Program.backward
+
+    def noted(self: Program, number: int, *given: Any) -> Any:
+        seen.append(f"piece {number}")
+        return backward(self, number, *given)
+
+    Program.backward = noted  # type: ignore[method-assign]
+    yield seen
+    Program.backward = backward  # type: ignore[method-assign]
+
+
+def overlap() -> None:
+    """A bucket is on its way before the next piece runs, as soon as PyTorch has cut buckets by the
+    order in which gradients came in the first step."""
+    made = module()
+    parallel = DistributedDataParallel(step_of(made), bucket_cap_mb=LAYER[0] / 2**20)
+    with events() as seen:
+
+        def sent(bucket: Any) -> Any:
+            seen.append(f"bucket {bucket.index()}")
+            return allreduce_hook(None, bucket)
+
+        # PyTorch reads a hook's annotations, which are no texts to it.
+        parallel.register_comm_hook(None, lambda state, bucket: sent(bucket))
+        train(parallel)
+    compare(made, whole_batches())
+    starts = [i for i, what in enumerate(seen) if what == "piece 0"]
+    assert len(starts) == STEPS
+    for start, end in itertools.pairwise([*starts[1:], len(seen)]):
+        step = seen[start:end]
+        for number in (1, 2):
+            assert f"bucket {number - 1}" in step[: step.index(f"piece {number}")], step
 
 
 def no_sync() -> None:
@@ -121,6 +176,9 @@ def flattened() -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     "no_sync": no_sync,
+    "overlap": overlap,
+    "default": default,
+    "find_unused_parameters": lambda: with_options(find_unused_parameters=True),
     "rebuilt buckets": lambda: with_options(bucket_cap_mb=1e-4),
     "gradient_as_bucket_view": lambda: with_options(gradient_as_bucket_view=True),
     "static_graph": lambda: with_options(static_graph=True),

@@ -1,0 +1,115 @@
+"""What crosses a cut through a function: what one part has computed and a later one reads.
+
+It is kept between the parts, or where element-wise operators make it of what is kept anyway, and
+only such operators and reductions read it, computed again, fused with what reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from tvm import relax
+
+from .. import keys
+from ..graph.def_use import Graph
+from ..graph.rebuild import substitute
+from ..ir import bytes_of, op_name
+from ..ops.elementwise import RELAX
+
+_OTHERS = "astype broadcast_to clip expand_dims nn.gelu nn.leakyrelu reshape squeeze where"
+_ELEMENTWISE = frozenset(f"relax.{name}" for name in (*RELAX, *_OTHERS.split()))
+FUSING = _ELEMENTWISE | {"relax.sum", "relax.mean", "relax.collapse_sum_to", "relax.max"}
+"""Operators that are fused with what makes their operands."""
+_SMALL = 8  # what is so much smaller than what is made of it is kept, for it to be made again
+
+
+def needed(wanted: Sequence[Any], graph: Graph, known: Collection[Any]) -> set[Any]:
+    """The variables, of those with a value and not `known`, that `wanted` are made of."""
+    found = graph.needed_for(wanted, lambda var: var not in known)
+    return {var for var in found if var in graph.index and var not in known}
+
+
+def saved_and_recomputed(
+    graph: Graph,
+    values: dict[Any, Any],
+    made: set[Any],
+    later: set[Any],
+    wanted: Sequence[Any],
+) -> tuple[list[Any], set[Any]]:
+    """(of what is made, what the later part is given, what it computes again).
+
+    later : the variables of that part; wanted : what it is there for.
+    """
+    readers: dict[Any, list[str]] = {}
+    for var in made:
+        found = [op_name(user.value) for user in graph.users_of(var) if user.var in later]
+        found += [""] if var in wanted else []
+        if found:
+            readers[var] = found
+    kept = {
+        var for var, ops in readers.items()
+        if not isinstance(values[var], relax.Tuple)
+        and not (op_name(values[var]) in _ELEMENTWISE and all(op in FUSING for op in ops))
+    }  # fmt: skip
+    again: set[Any] = set()
+    for var in values:  # in the order of the program, so that operands are decided first
+        if var in readers and var not in kept:
+            chain = _chain(var, values, kept, graph.params)
+            if chain is None:
+                kept.add(var)
+            else:
+                kept |= chain[0]
+                again |= chain[1]
+    again -= kept
+    # What was made again for one may have been kept for another since, or be needed no more.
+    again = needed(wanted, graph, kept) & again
+    for var in kept:
+        if not isinstance(var.ty, relax.TensorType):
+            raise ValueError(f"a later part reads {var.name!r}, which is {var.ty}")
+    return [var for var in values if var in kept], again
+
+
+def _chain(
+    var: Any, values: dict[Any, Any], kept: set[Any], params: set[Any]
+) -> tuple[set[Any], set[Any]] | None:
+    """(small variables to keep, those to compute) for `var` to be computed again from what is kept;
+    None where it cannot be."""
+    small, made, stack = set(), {var}, list(relax.analysis.free_vars(values[var]))
+    limit = bytes_of(var.ty)
+    is_tuple = isinstance(values[var], relax.Tuple)
+    while stack:
+        operand = stack.pop()
+        if operand in kept or operand in params or operand in made or operand in small:
+            continue
+        if is_tuple and operand not in made:
+            small.add(operand)  # a tuple's own parts have to be there in any case
+        elif op_name(values[operand]) in _ELEMENTWISE and bytes_of(operand.ty) <= limit:
+            made.add(operand)
+            stack.extend(relax.analysis.free_vars(values[operand]))
+        elif isinstance(operand.ty, relax.TensorType) and bytes_of(operand.ty) * _SMALL <= limit:
+            small.add(operand)
+        else:
+            return None
+    return small, made
+
+
+def function_of(
+    name: str,
+    params: Sequence[Any],
+    old: Sequence[Any],
+    order: Sequence[Any],
+    values: dict[Any, Any],
+    results: Sequence[Any],
+) -> relax.Function:
+    """A function of these bindings; a variable may be among the results more than once."""
+    new = [relax.Var(var.name, var.ty) for var in params]
+    env: dict[Any, Any] = dict(zip(old, new, strict=True))
+    bb = relax.BlockBuilder()
+    with bb.function(name, new):
+        with bb.dataflow():
+            for var in order:
+                env[var] = bb.emit(substitute(values[var], env), var.name)
+            made = [bb.emit_output(substitute(result, env)) for result in results]
+        bb.emit_func_output(relax.Tuple(made))
+    return bb.get()[name].with_attr(keys.SYMBOL, name)
