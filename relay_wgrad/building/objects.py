@@ -11,7 +11,9 @@ is made of that: a training step, an evaluation and a step for another batch sha
 from __future__ import annotations
 
 import keyword
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -30,6 +32,7 @@ from ..output import working_folder
 from .disk_cache import DiskCache, key_of
 from .versions import compilers
 
+DEBUG = "RELAY_WGRAD_DEBUG"  # 1 and more: each kernel is told of on standard error
 LOWERING = "3"  # of `lowering`, to be raised with it
 ENTRY = "tirx.is_entry_func"
 # A word that may be a variable's name: no attribute, no argument's name, nothing that is called.
@@ -49,6 +52,11 @@ class Object:
     key: str
     content: bytes
     seconds: float
+
+    def described(self) -> str:
+        """A line of its kernels, and whether they were compiled or kept."""
+        how = f"compiled in {self.seconds:.2f} s" if self.seconds else "from the cache"
+        return f"{', '.join(self.symbols)}: {how}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ def objects(
     unchecked : names of kernels whose arguments are known to be what they should be.
     Raises what TVM raises for a kernel that it cannot compile.
     """
-    groups = _groups(kernels)
+    groups, debugs = _groups(kernels), int(os.environ.get(DEBUG) or 0) > 0
     now = tvm.transform.PassContext.current()
     facts = ("kernel", LOWERING, *settings(target), *compilers())
 
@@ -113,6 +121,8 @@ def objects(
             waiting = [pool.submit(made, unit) for unit in units]
             for done, one_more in enumerate(as_completed(waiting), 1):
                 kept_ones += one_more.result().seconds == 0
+                if debugs:
+                    print(one_more.result().described(), file=sys.stderr)
                 told(done, len(units), kept_ones)
             return [each.result() for each in waiting]
         except BaseException:  # Ctrl-C too: what has not begun is not begun

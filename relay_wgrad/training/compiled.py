@@ -38,6 +38,7 @@ class Compiled:
 
     symbols : what kernels are called in the program, by their names in the module; without one it
         is the name.
+    compile_seconds : of processor time for each kernel, by its name; 0.0 where it was kept.
     """
 
     vm: relax.VirtualMachine
@@ -49,6 +50,7 @@ class Compiled:
     plans: Callable[[], list[str]] = list  # what a library chose so far for each problem
     was_kept: bool = False  # compiled before, and loaded
     symbols: Mapping[str, str] = field(default_factory=dict)
+    compile_seconds: Mapping[str, float] = field(default_factory=dict)
     direct: Sequence[Any] = ()  # `byoc_cudnn.build`'s entries: what goes to kernels of our own
 
     def kernel(self, name: str) -> Any:
@@ -82,6 +84,7 @@ def compile_module(
             [Lowered(**each) for each in known["convolutions"]],
             {"legalize": 0.0, "build": time.perf_counter() - start}, known["planned_bytes"],
             was_kept=True, symbols=known["symbols"],
+            compile_seconds=dict.fromkeys(known["symbols"], 0.0),
         )  # fmt: skip
     progress("generating kernels")
     with target:
@@ -109,7 +112,10 @@ def compile_module(
         programs.put(kept, key, code, made, known)
     vm = relax.VirtualMachine(executable, tvm.cpu())
     seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
-    return Compiled(vm, executable, convolutions, seconds, planned, symbols=symbols)
+    return Compiled(
+        vm, executable, convolutions, seconds, planned, symbols=symbols,
+        compile_seconds={name: each.seconds for each in made for name in each.symbols},
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

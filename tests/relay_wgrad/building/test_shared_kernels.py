@@ -3,6 +3,7 @@ kernels of tensors that a program has allocated itself do not look at their argu
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,16 @@ def test_equal_kernels_are_compiled_once(compiled: list[str], tmp_path: Path) ->
         y = tvm.runtime.tensor(np.full(4, np.nan, "float32"))
         functions[name](x, y)
         np.testing.assert_array_equal(y.numpy(), factor * x.numpy())
+
+
+def test_each_kernel_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(objects.DEBUG, "1")
+    module = tvm.IRModule({"a": scaled("a", "x", 2.0), "b": scaled("b", "x", 2.0)})
+    for how in (r"compiled in \d+\.\d\d s", "from the cache"):
+        library(module, FAST, kept(tmp_path))
+        assert re.fullmatch(f"a, b: {how}\n", capsys.readouterr().err)
 
 
 def views() -> tvm.IRModule:
