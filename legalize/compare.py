@@ -40,12 +40,13 @@ class Opinion:
     """Agreement and times of one problem: a kernel of ours beside another way.
 
     error : ||ours - theirs|| / ||theirs||, of what was compared.
-    stock_seconds : of the stock composite; NaN where it was not run.
+    seconds, stock_seconds : of one run alone, ours and the stock composite's; NaN where that was
+        not run, and nothing timed.
     """
 
     problem: ConvProblem
     error: float
-    seconds: float
+    seconds: float = math.nan
     stock_seconds: float = math.nan
 
 
@@ -92,20 +93,20 @@ def build_stock(problems: Sequence[ConvProblem], target: Target) -> Any:
     return relax.VirtualMachine(executable, tvm.cpu())
 
 
-def by_rows(
-    problem: ConvProblem, kernel: Callable[..., Any], index: int, repeat: int = 5
-) -> Opinion:
-    """Runs a kernel on random operands, and compares `sampled.rows` of its result.
+def by_rows(problem: ConvProblem, kernel: Callable[..., Any], index: int) -> Opinion:
+    """Runs a kernel once on random operands, and compares `sampled.rows` of its result.
 
     kernel : takes the two operands and the result, which is full of NaN before: where one is left,
         in whatever row, the error is NaN.
     """
     rng = np.random.default_rng(index)
     given = random_operands(problem, rng)
-    result, seconds = _run(problem, kernel, given, repeat)
+    operands, out = _operands(problem, given)
+    kernel(*operands, out)
+    result = out.numpy()
     got, want = sampled.rows(problem, given, result, rng)
     error = _relative(got, want) if np.isfinite(result.astype("float64")).all() else math.nan
-    return Opinion(problem, error, seconds)
+    return Opinion(problem, error)
 
 
 def by_composite(
@@ -118,25 +119,21 @@ def by_composite(
     by fewer.
     """
     given = random_operands(problem, np.random.default_rng(index))
-    operands = [tvm.runtime.tensor(x) for x in given]
+    operands, out = _operands(problem, given)
     run_stock = stock[f"stock_{index}"]
     start = time.perf_counter()
     want = run_stock(*operands).numpy().astype("float64")
     first = time.perf_counter() - start
     # One long run is a measurement; a short one may be a cold start.
     stock_seconds = first if first > LONG else min(first, timed(lambda: run_stock(*operands), 2))
-    result, seconds = _run(problem, kernel, given, repeat)
-    return Opinion(problem, _relative(result.astype("float64"), want), seconds, stock_seconds)
-
-
-def _run(
-    problem: ConvProblem, kernel: Callable[..., Any], given: Sequence[Any], repeat: int
-) -> tuple[Any, float]:
-    """What a kernel makes of operands, and its seconds."""
-    operands = [tvm.runtime.tensor(x) for x in given]
-    out = tvm.runtime.tensor(poisoned(problem))
     seconds = timed(lambda: kernel(*operands, out), repeat)
-    return out.numpy(), seconds
+    error = _relative(out.numpy().astype("float64"), want)
+    return Opinion(problem, error, seconds, stock_seconds)
+
+
+def _operands(problem: ConvProblem, given: Sequence[Any]) -> tuple[list[Any], Any]:
+    """A kernel's operands, and a result full of NaN."""
+    return [tvm.runtime.tensor(x) for x in given], tvm.runtime.tensor(poisoned(problem))
 
 
 def _relative(got: Any, want: Any) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +18,9 @@ from tvm.target import Target
 
 from ..keys import SYMBOL
 from ..output import working_folder
+from .allocated import kernels_of_allocated
 from .disk_cache import DiskCache
-from .objects import Object, Told, compiled_library, content_of, objects
+from .objects import Object, Told, compiled_library, content_of, objects, symbols_of
 
 
 class Program(relax.VMExecutable):
@@ -85,14 +86,23 @@ def build(
     if not loads() or attrs.get("external_mods"):
         return vm_build.build(module, target, relax_pipeline=None), b"", []
     builder = relax.ExecBuilder()
-    rest = vm_build._vmcodegen(builder, module)
-    kernels = {var: func for var, func in rest.functions_items() if isinstance(func, tirx.PrimFunc)}
-    made = objects(kernels, target, kept, told)
+    kernels = {v: func for v, func in module.functions_items() if isinstance(func, tirx.PrimFunc)}
+    made = objects(kernels, target, kept, told, kernels_of_allocated(module))
+    vm_build._vmcodegen(builder, _with_symbols(module, symbols_of(made)))
     constants = dict(attrs.get("const_name_to_constant", {}))
     linked = vm_build._ffi_api.VMLink(builder, target, _placeholder(str(target)), [], constants)
     pack = tvm.get_global_func("runtime.ModulePackImportsToLLVM")
     code = content_of(pack(linked, False, str(target), ""))
     return Program([code, *(each.content for each in made)]), code, made
+
+
+def _with_symbols(module: tvm.IRModule, symbols: Mapping[str, str]) -> tvm.IRModule:
+    """The module with functions from elsewhere in the place of its kernels."""
+    functions = {
+        var: relax.ExternFunc(symbols[name]) if (name := str(var.name_hint)) in symbols else func
+        for var, func in module.functions_items()
+    }
+    return tvm.IRModule(functions, attrs=module.attrs)
 
 
 def library(module: tvm.IRModule, target: Target, kept: DiskCache) -> Any:
@@ -101,9 +111,9 @@ def library(module: tvm.IRModule, target: Target, kept: DiskCache) -> Any:
     """
     if not loads():
         return tvm.compile(module, target)
-    named = {var: func.with_attr(SYMBOL, var.name_hint) for var, func in module.functions_items()}
-    made = objects(named, target, kept, lambda done, of, kept: None)
-    return Program([each.content for each in made]).mod
+    made = objects(dict(module.functions_items()), target, kept, lambda done, of, kept: None)
+    functions = Program([each.content for each in made]).mod
+    return {name: functions[symbol] for name, symbol in symbols_of(made).items()}
 
 
 @lru_cache(maxsize=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,15 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A step that was compiled and timed; `floor` on a CPU, `kernels` on a GPU."""
+    """A step that was compiled and timed; `floor` and `compile_seconds` on a CPU, `kernels` on a
+    GPU."""
 
     module: tvm.IRModule
     convolutions: Sequence[Lowered] = ()
     floor: Callable[[ConvProblem], float] | None = None
     planned_bytes: int = 0
     kernels: Sequence[KernelTime] = ()
+    compile_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def _inspected(args: argparse.Namespace) -> Inspection:
@@ -98,6 +100,11 @@ def _inspected(args: argparse.Namespace) -> Inspection:
         found.data["totals"]["planned_bytes"] = step.planned_bytes
     if step.kernels:
         found.data["kernels"] = [asdict(kernel) for kernel in step.kernels]
+    if step.compile_seconds:
+        longest = sorted(step.compile_seconds.items(), key=lambda item: -item[1])
+        found.data["compiled"] = [
+            {"name": name, "seconds": seconds, "kept": not seconds} for name, seconds in longest
+        ]
     return found
 
 
@@ -118,7 +125,8 @@ def _on_cpu(
     compiled = trainer.compiled
     warn(compiled.scatter)
     return _Measured(
-        trainer.module, compiled.convolutions, limits.floor, compiled.planned_bytes
+        trainer.module, compiled.convolutions, limits.floor, compiled.planned_bytes,
+        compile_seconds=compiled.compile_seconds,
     )  # fmt: skip
 
 

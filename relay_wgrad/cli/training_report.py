@@ -58,9 +58,9 @@ def row(conv: Any, opinions: dict[str, Any]) -> dict[str, Any]:
            "kernel": conv.kernel, "seconds": conv.seconds}  # fmt: skip
     opinion = opinions.get(conv.problem)
     if opinion is not None:
-        found.update(error=opinion.error, alone_seconds=opinion.seconds)
+        found["error"] = opinion.error
         if not math.isnan(opinion.stock_seconds):
-            found["stock_seconds"] = opinion.stock_seconds
+            found.update(alone_seconds=opinion.seconds, stock_seconds=opinion.stock_seconds)
     return found
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
+from tvm.ir import GenericConst
+from tvm_ffi.structural import structural_walk
 
 from ..graph.rebuild import rewritten
 from ..graph.walk import functions_in
-from ..ir import expressions, op_name
+from ..ir import op_name
 from ..ops import ALL, size_rules
 
 # Whose result over nothing is NaN; the other reductions' is what their kernels begin with.
@@ -36,13 +38,10 @@ class Nothing:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module; itself where each tensor has elements, or may have."""
-        found = any(
-            _is_empty(part.ty)
-            for _, function in functions_in(mod)
-            for part in expressions(function)
-            if not isinstance(part, tvm.ir.Op)
-        )
-        return rewritten(mod, _Rewriter(mod)) if found else mod
+        found: list[Any] = []
+        for _, function in functions_in(mod):  # each result is a variable's
+            structural_walk(function, ((relax.Var, GenericConst), found.append))
+        return rewritten(mod, _Rewriter(mod)) if any(_is_empty(x.ty) for x in found) else mod
 
 
 @relax.expr_functor.mutator

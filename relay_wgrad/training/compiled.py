@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from legalize.cpu.machine import machine
 
 from ..building import programs
 from ..building.disk_cache import DiskCache
+from ..building.objects import symbols_of
 from ..building.program import build
 from ..building.programs import key_of_program
 from ..facts import Lowered, lowered_convolutions
@@ -33,7 +34,12 @@ def silent(what: str) -> None:
 
 @dataclass
 class Compiled:
-    """A compiled module and what became of its convolutions, in program order."""
+    """A compiled module and what became of its convolutions, in program order.
+
+    symbols : what kernels are called in the program, by their names in the module; without one it
+        is the name.
+    compile_seconds : of processor time for each kernel, by its name; 0.0 where it was kept.
+    """
 
     vm: relax.VirtualMachine
     executable: Any
@@ -43,13 +49,15 @@ class Compiled:
     scatter: float = 1.0  # of the times of `Trainer.profile`: `relay_wgrad.timing.scatter`
     plans: Callable[[], list[str]] = list  # what a library chose so far for each problem
     was_kept: bool = False  # compiled before, and loaded
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    compile_seconds: Mapping[str, float] = field(default_factory=dict)
     direct: Sequence[Any] = ()  # `byoc_cudnn.build`'s entries: what goes to kernels of our own
 
     def kernel(self, name: str) -> Any:
         """A kernel of the compiled module: a function of its operands and its result."""
         for module in self.executable.mod.imports:
             with contextlib.suppress(AttributeError):
-                return module[name]
+                return module[self.symbols.get(name, name)]
         raise KeyError(f"no kernel {name!r} in the compiled module")
 
 
@@ -75,7 +83,8 @@ def compile_module(
             relax.VirtualMachine(program, tvm.cpu()), program,
             [Lowered(**each) for each in known["convolutions"]],
             {"legalize": 0.0, "build": time.perf_counter() - start}, known["planned_bytes"],
-            was_kept=True,
+            was_kept=True, symbols=known["symbols"],
+            compile_seconds=dict.fromkeys(known["symbols"], 0.0),
         )  # fmt: skip
     progress("generating kernels")
     with target:
@@ -94,14 +103,19 @@ def compile_module(
         else:
             executable, code, made = tvm.compile(mod, target, relax_pipeline="default"), b"", []
     planned = plan.bytes.get(function, 0)
+    symbols = symbols_of(made)
     if key is not None and code:
         known = {
-            "convolutions": [asdict(each) for each in convolutions], "planned_bytes": planned
+            "convolutions": [asdict(each) for each in convolutions], "planned_bytes": planned,
+            "symbols": symbols,
         }  # fmt: skip
         programs.put(kept, key, code, made, known)
     vm = relax.VirtualMachine(executable, tvm.cpu())
     seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
-    return Compiled(vm, executable, convolutions, seconds, planned)
+    return Compiled(
+        vm, executable, convolutions, seconds, planned, symbols=symbols,
+        compile_seconds={name: each.seconds for each in made for name in each.symbols},
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

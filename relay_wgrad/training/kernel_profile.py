@@ -21,6 +21,8 @@ def profiled(
 ) -> dict[str, float]:
     """What `Trainer.profile` gives, of a compiled step and the arguments of its adjoint.
 
+    Kernels are told by their names in the module; of equal ones it is one's.
+
     wait : until the device has done what it was given.
     """
     names: list[str] = []
@@ -58,6 +60,8 @@ def profiled(
         total[name] = total.get(name, 0.0) + one
     count = Counter(names)
     for conv in compiled.convolutions:
-        if conv.kernel in total:
-            conv.seconds = total[conv.kernel] / count[conv.kernel]
-    return total
+        symbol = compiled.symbols.get(conv.kernel, conv.kernel)
+        if symbol in total:
+            conv.seconds = total[symbol] / count[symbol]
+    called = {symbol: name for name, symbol in compiled.symbols.items()}
+    return {called.get(symbol, symbol): seconds for symbol, seconds in total.items()}

@@ -99,17 +99,17 @@ def by_torch(problem: ConvProblem, given: Any) -> Any:
 def test_ours_agree_in_some_rows() -> None:
     made = kernels()
     for i, problem in enumerate(PROBLEMS):
-        opinion = compare.by_rows(problem, made[f"f{i}"], i, 1)
+        opinion = compare.by_rows(problem, made[f"f{i}"], i)
         assert opinion.error < 1e-5, problem
         assert math.isnan(opinion.stock_seconds)
-    left = compare.by_rows(PROBLEMS[0], lambda *_: None, 0, 1)
+    left = compare.by_rows(PROBLEMS[0], lambda *_: None, 0)
     assert math.isnan(left.error)
 
     def doubled(a: Any, b: Any, out: Any) -> None:
         made["f1"](a, b, out)
         out.copyfrom(2 * out.numpy())
 
-    assert compare.by_rows(PROBLEMS[1], doubled, 1, 1).error == pytest.approx(1)
+    assert compare.by_rows(PROBLEMS[1], doubled, 1).error == pytest.approx(1)
 
 
 def test_another_result_is_told(stock: Any) -> None:

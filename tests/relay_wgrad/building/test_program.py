@@ -148,13 +148,15 @@ def test_kernels_that_call_each_other(tmp_path: Path, monkeypatch: pytest.Monkey
             for i in range(4):
                 b[i] = Two.twice(a[i]) + T.float32(1)
 
-    def compiled(module: tvm.IRModule, target: Target) -> Any:
+    def compiled(module: tvm.IRModule, target: Target, checks: bool) -> Any:
         return [str(var.name_hint) for var, _ in module.functions_items()]
 
     monkeypatch.setattr(objects, "compiled_library", compiled)
     monkeypatch.setattr(objects, "content_of", lambda names: " ".join(sorted(names)).encode())
     made = objects.objects(dict(Two.functions_items()), FAST, kept(tmp_path), nobody)
-    assert [(each.names, each.content) for each in made] == [(("main", "twice"), b"main twice")]
+    assert [(each.symbols, each.content) for each in made] == [
+        ({"main": "main", "twice": "twice"}, b"main twice")
+    ]
 
 
 def test_each_kernel_is_made_once(tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_what_tvm_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """The error of one kernel is raised, and what has not begun is not begun."""
     begun: list[str] = []
 
-    def refused(compiling: tvm.IRModule, target: Target) -> Any:
+    def refused(compiling: tvm.IRModule, target: Target, checks: bool) -> Any:
         begun.append("")
         raise tvm.error.InternalError("no kernel")
 

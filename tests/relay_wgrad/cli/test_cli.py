@@ -309,6 +309,8 @@ def test_inspect_measures(tmp_path: Path, call: Any) -> None:
     found = json.loads(report.read_text())
     assert all(c["seconds"] > 0 and c["floor_seconds"] > 0 for c in found["convolutions"])
     assert found["totals"]["planned_bytes"] > 0
+    assert {each["kept"] for each in found["compiled"]} <= {True, False}
+    assert all(each["kept"] == (each["seconds"] == 0) for each in found["compiled"])
 
 
 def test_pytorch_file(tmp_path: Path, call: Any) -> None:

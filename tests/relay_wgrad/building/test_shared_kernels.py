@@ -1,0 +1,149 @@
+"""Programs share the kernels that they have in common, whatever these are called there; and only
+kernels of tensors that a program has allocated itself do not look at their arguments."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tvm
+import tvm_ffi
+from torch import nn
+from tvm import relax, tirx
+from tvm.script import tirx as T
+
+import relay_wgrad.torch as rt
+from relay_wgrad.building import objects
+from relay_wgrad.building.disk_cache import DiskCache
+from relay_wgrad.building.program import build, library
+from relay_wgrad.frontend import TrainingGraph, from_torch
+from relay_wgrad.pipeline.cpu import cpu_pipeline
+from relay_wgrad.training import Trainer
+from relay_wgrad.training.evaluation import Evaluator
+from tests.support.fast import FAST
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The kernels that have been compiled, in a cache of the test's."""
+    monkeypatch.setenv("RELAY_WGRAD_CACHE", str(tmp_path))
+    found: list[str] = []
+
+    def counted(module: tvm.IRModule, *rest: Any, inner: Any = objects.compiled_library) -> Any:
+        found.extend(str(var.name_hint) for var, _ in module.functions_items())
+        return inner(module, *rest)
+
+    monkeypatch.setattr(objects, "compiled_library", counted)
+    return found
+
+
+def kept(folder: Path) -> DiskCache:
+    return DiskCache({"RELAY_WGRAD_CACHE": str(folder)})
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8 * 16, 5),
+    )  # fmt: skip
+
+
+def graph(training: bool) -> TrainingGraph:
+    return from_torch(network().train(training), (torch.zeros(2, 3, 8, 8),))
+
+
+def test_an_evaluator_takes_a_trainers_kernels(compiled: list[str]) -> None:
+    """All but those of its normalization and of what is fused with it."""
+    trainer = Trainer(graph(training=True), FAST)
+    assert len(compiled) == len(set(compiled)) > 40
+    compiled.clear()
+    evaluator = Evaluator(graph(training=False), FAST)
+    assert len(compiled) <= 3
+    convolutions = {c.problem: c.kernel for c in evaluator.compiled.convolutions}
+    assert len(convolutions) == 2
+    for conv in trainer.compiled.convolutions:
+        if conv.problem in convolutions:
+            name = convolutions[conv.problem]
+            symbols = evaluator.compiled.symbols[name], trainer.compiled.symbols[conv.kernel]
+            assert symbols[0] == symbols[1]
+            assert evaluator.compiled.kernel(name) is not None
+
+
+def test_another_batch_and_an_evaluation_of_one_step(compiled: list[str]) -> None:
+    """Of another batch those that know the batch; of `eval` and `no_grad` what training has not."""
+    step = rt.TrainingStep(network(), torch.zeros(4, 3, 8, 8))
+    step(torch.zeros(4, 3, 8, 8)).sum().backward()
+    first = len(compiled)
+    compiled.clear()
+    step(torch.zeros(2, 3, 8, 8)).sum().backward()
+    assert len(compiled) < first
+    compiled.clear()
+    step.eval()
+    with torch.no_grad():
+        step(torch.zeros(2, 3, 8, 8))
+    assert len(compiled) <= 3
+
+
+def scaled(name: str, inner: str, factor: float) -> tirx.PrimFunc:
+    """A kernel and its variable of these names."""
+    x, y = (tirx.decl_buffer((4,), "float32", name=n) for n in (inner, f"{inner}_out"))
+    i = tirx.Var("i", "int32")
+    body = tirx.For(
+        i, 0, 4, tirx.ForKind.SERIAL, tirx.BufferStore(y, x[i] * T.float32(factor), [i])
+    )
+    return tirx.PrimFunc([x, y], body).with_attr("global_symbol", name)
+
+
+def test_equal_kernels_are_compiled_once(compiled: list[str], tmp_path: Path) -> None:
+    """Names do not count, numbers do."""
+    module = tvm.IRModule({
+        "a": scaled("a", "x", 2.0), "b": scaled("b", "other", 2.0), "c": scaled("c", "x", 3.0),
+    })  # fmt: skip
+    functions = library(module, FAST, kept(tmp_path))
+    assert len(compiled) == 2
+    x = tvm.runtime.tensor(np.arange(4, dtype="float32"))
+    for name, factor in (("a", 2), ("b", 2), ("c", 3)):
+        y = tvm.runtime.tensor(np.full(4, np.nan, "float32"))
+        functions[name](x, y)
+        np.testing.assert_array_equal(y.numpy(), factor * x.numpy())
+
+
+def test_each_kernel_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(objects.DEBUG, "1")
+    module = tvm.IRModule({"a": scaled("a", "x", 2.0), "b": scaled("b", "x", 2.0)})
+    for how in (r"compiled in \d+\.\d\d s", "from the cache"):
+        library(module, FAST, kept(tmp_path))
+        assert re.fullmatch(f"a, b: {how}\n", capsys.readouterr().err)
+
+
+def views() -> tvm.IRModule:
+    """Two kernels: of a parameter, and of what that gave."""
+    bb, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([4, 4], "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            y = bb.emit(relax.op.matmul(x, relax.const(np.eye(4, dtype="float32"))))
+            y = bb.emit_output(relax.op.sum(y, axis=[1]))
+        bb.emit_func_output(y)
+    return bb.get()
+
+
+def test_a_kernel_of_a_callers_tensor_looks_at_it(tmp_path: Path) -> None:
+    """One with strides is refused, as by TVM's; the other kernel has no such words in it."""
+    program, _, made = build(views(), FAST, cpu_pipeline(), kept(tmp_path))
+    looks = {name for each in made for name in each.symbols if b"expected" in each.content}
+    assert 0 < len(looks) < len(made)
+    vm = relax.VirtualMachine(program, tvm.cpu())
+    rows = torch.arange(16.0).reshape(4, 4)
+    got = vm["main"](tvm.runtime.from_dlpack(rows)).numpy()
+    np.testing.assert_array_equal(got, rows.sum(1).numpy())
+    with pytest.raises((ValueError, RuntimeError), match=r"kernel_\w+\("):
+        vm["main"](tvm_ffi.from_dlpack(rows.t()))
