@@ -68,6 +68,7 @@ def on_the_cpu(mod: tvm.IRModule, inputs: dict[str, Any]) -> list[np.ndarray]:
     return flat
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_go_completely(name: str) -> None:
     inputs, want, _ = load(name.removesuffix("_nhwc"))

@@ -54,6 +54,7 @@ def gradients(mod: tvm.IRModule, graph: Any) -> list[np.ndarray]:
     return [g.numpy() for g in made[ADJOINT](*args)[1]]
 
 
+@pytest.mark.longer("a whole step; each product's partition stays")
 def test_a_step() -> None:
     graph, mod = step(net(), (4, 3, 6, 6))
     out, report = byoc_cudnn.partition_for_cudnn(mod, products=True, strict=True)

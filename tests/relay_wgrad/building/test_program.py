@@ -339,6 +339,7 @@ def child(*args: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.longer("four processes that import TVM")
 def test_processes_that_are_killed_and_two_at_once(whole: Path) -> None:
     """A second process neither transforms nor compiles, whatever became of others before it."""
     killed = child("0.2")

@@ -137,6 +137,7 @@ def check(kind: str, half: Any) -> None:
         assert error <= max(2 * usual, 2e-2 if half else 1e-5), (kind, error, usual)
 
 
+@pytest.mark.share(2)
 @pytest.mark.longer_cases(
     "plain-half1",
     "relu-half1",
@@ -173,6 +174,7 @@ def test_compiled_here(half: Any) -> None:
     assert not [graph.reason for graph in compiled_graphs()[-2:] if graph.reason]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("activation", ["", "relu", "relu6", "silu"])
 @pytest.mark.parametrize("added", [False, True])
 def test_ops(activation: str, added: bool) -> None:

@@ -227,6 +227,7 @@ def lanes(registered: None, monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
     return on_lanes(monkeypatch)
 
 
+@pytest.mark.share(3)  # a memory order each way
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("way", [_step, _compiled])
 def test_each_step_is_two_graphs(
@@ -248,6 +249,7 @@ def test_each_step_is_two_graphs(
     assert backward >= 16 - LATER - 2 * (MISSES + 1)
 
 
+@pytest.mark.share(5)  # a seed each way
 @pytest.mark.parametrize("way", [_step, _compiled])
 @pytest.mark.parametrize("seed", range(4))
 def test_loops(way: Any, seed: int, lanes: list[Lane]) -> None:

@@ -77,6 +77,7 @@ def samples(convolution: Any) -> Any:
     )
 
 
+@pytest.mark.share(4)  # each outer one
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("inner", [gradient, second, samples], ids=lambda f: f.__name__)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -182,6 +183,7 @@ def test_symbolic_trace(kind: str, bias: bool) -> None:
 
 
 # The output paddings: one that the kernel makes, one of which a row is made after it.
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

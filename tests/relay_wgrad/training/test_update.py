@@ -163,6 +163,7 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
         state.check(tmp_path / "s.safetensors", ours.graph, "momentum", Update(ema=0.8))
 
 
+@pytest.mark.longer("of single steps stays")
 def test_an_overflow_leaves_out_all_that_is_accumulated(tmp_path: Path) -> None:
     """Once, at the last of them, and the scale is halved once."""
     graph = from_torch(Net(), (X.float(),))

@@ -91,6 +91,7 @@ def test_a_mask_of_what_was_joined() -> None:
     np.testing.assert_array_equal(gradient(after, x, z), gradient(before, x, z))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("change", [
     lambda e, a, b: e(op.concat([b, a], 1)),  # another order
     lambda e, a, b: e(op.concat([a, e(op.exp(b))], 1)),  # a part that is no ReLU

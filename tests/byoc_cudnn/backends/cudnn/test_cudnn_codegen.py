@@ -141,6 +141,7 @@ def test_operands_in_any_order() -> None:
     assert by_shape == {shapes["b"]: "bias", shapes["w"]: "weight", shapes["x"]: "data"}
 
 
+@pytest.mark.longer("compiles C++; so do the tests beside it")
 def test_build_without_a_gpu(tmp_path: Path) -> None:
     problem = ConvProblem.parse(f"dgrad n=2 c=8 h=9 w=8 k=16 r=3 s=3 {NHWC}")
     out, _ = byoc_cudnn.partition_for_cudnn(problem_module(problem), strict=True)

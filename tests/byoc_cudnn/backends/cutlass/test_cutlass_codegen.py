@@ -314,6 +314,7 @@ def _symbols(library: Path, *flags: str) -> list[str]:
     return [line.split()[-1] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.longer("nvcc takes a quarter of a minute")
 def test_a_kernel_compiles_and_links(one: tuple[Path, str]) -> None:
     _check_linked(*one, ["wgrad"])
 

@@ -60,7 +60,7 @@ OPS: dict[str, tuple[onnx.NodeProto, dict[str, np.ndarray]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", OPS)
 def test_op(name: str) -> None:
     proto, weights = OPS[name]
@@ -98,6 +98,7 @@ FORWARD: dict[str, tuple[onnx.NodeProto, dict[str, np.ndarray]]] = {
 }
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", FORWARD)
 def test_convolution_without_a_stock_gradient(name: str) -> None:
     proto, weights = FORWARD[name]

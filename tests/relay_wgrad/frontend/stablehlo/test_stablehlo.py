@@ -41,7 +41,9 @@ def lowered(f: Any, *given: Any) -> Any:
 # ---- operations ----------------------------------------------------------------------------------
 
 
-@pytest.mark.longer_cases("places", "activations", "functions")
+@pytest.mark.longer_cases(
+    "places", "activations", "functions", "pairs", "sums", why="views, products and windows stay"
+)
 @pytest.mark.parametrize("group", GROUPS)
 def test_values_and_gradients(group: str) -> None:
     """Each case's value and gradients; a group is one program."""
@@ -62,6 +64,7 @@ def test_constants_and_inputs_are_results() -> None:
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_other_dtypes(dtype: str) -> None:
     """Constants of bfloat16, casts between, a convolution with a wider result."""
@@ -169,7 +172,7 @@ def test_what_jax_does_not_write() -> None:
 # ---- convolutions --------------------------------------------------------------------------------
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("block", range(10))
 def test_random_convolutions(block: int) -> None:
     """Value and gradients by both operands; all of a plain convolution's are recognised."""

@@ -261,6 +261,7 @@ class Block(nn.Module):
         return x + y * kept
 
 
+@pytest.mark.longer
 def test_stochastic_depth_trains() -> None:
     torch.manual_seed(2)
     module = nn.Sequential(Block(), Block(), nn.Flatten(), nn.Dropout(0.2, inplace=True),
