@@ -41,6 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests for a GPU are not imported where none is asked for: each process would do so."""
+    of_gpu = collection_path == GOLDEN.parent / "gpu"
+    return True if of_gpu and "not gpu" in config.option.markexpr else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks as `longer` the cases that `longer_cases` and `share` of a test leave out.
 

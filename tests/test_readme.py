@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ def test_there_are_commands() -> None:
     assert {"make demo", "make test"} <= set(commands())
 
 
+@cache
+def help_of(*words: str) -> str:
+    done = run_module(*words, "--help")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("command", commands())
 def test_commands_exist(command: str) -> None:
     """Targets are in the Makefile; modules answer `--help` with the options they are given."""
@@ -52,10 +60,8 @@ def test_commands_exist(command: str) -> None:
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in words[1:])
         return
     sub = [w for w in words[3:4] if words[2] == "relay_wgrad"]
-    done = run_module(words[2], *sub, "--help")
-    assert done.returncode == 0, done.stderr
-    for option in re.findall(r"--[a-z-]+", command):
-        assert option in done.stdout
+    text = help_of(words[2], *sub)
+    assert all(option in text for option in re.findall(r"--[a-z-]+", command))
 
 
 def test_every_target_is_explained() -> None:

@@ -179,6 +179,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     assert call("env") == (130, "", "interrupted\n")
 
 
+@pytest.mark.longer("three trainings; resuming is the trainer's")
 def test_interrupted_and_resumed(tmp_path: Path, call: Any) -> None:
     """Four steps at once, and two and two: the same losses."""
     pytest.importorskip("safetensors")

@@ -199,6 +199,7 @@ def training_file(path: Path) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
 
 
+@pytest.mark.longer("files for training are ONNX's writer's, and evaluated there")
 def test_a_file_for_training(tmp_path: Path, call: Any) -> None:
     """Its dropout is on, and what is written predicts as --test evaluates: of averages, too."""
     path, log, made = tmp_path / "mine.onnx", tmp_path / "log.csv", tmp_path / "made.onnx"

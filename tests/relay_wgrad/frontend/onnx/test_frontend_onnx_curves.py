@@ -12,7 +12,8 @@ from tests.support.onnx.models import draw, node, tiny
 pytestmark = pytest.mark.usefixtures("registered")
 
 
-@pytest.mark.share(7)
+@pytest.mark.longer_cases("AffineGrid", "GridSample")
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", CURVES)
 def test_row(name: str) -> None:
     """Value and every gradient in float64."""

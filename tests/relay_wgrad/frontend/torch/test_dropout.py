@@ -85,7 +85,7 @@ def loss(graph: Any, batch: dict[str, Any]) -> float:
 
 
 @pytest.mark.longer_cases(
-    "1d", "2d", "3d", "feature", "function 2d", "function alpha", "heads", "encoder", "gru"
+    "1d", "2d", "3d", "feature", "function 2d", "function alpha", "heads", "encoder", "gru", "lstm"
 )
 @pytest.mark.parametrize(("function", "layer"), KINDS.values(), ids=KINDS)
 def test_every_kind(function: Any, layer: Any) -> None:

@@ -56,6 +56,7 @@ def compared(module: nn.Module, bound: float = 1e-7, **options: Any) -> Training
     "math",
     "resizing",
     "volumes",
+    "activations",
 )
 @pytest.mark.parametrize("group", cases.GROUPS)
 def test_group(group: str) -> None:

@@ -87,6 +87,7 @@ def test_an_axis_split_twice() -> None:
     )
 
 
+@pytest.mark.longer
 def test_gradients() -> None:
     x = relay.var("x", shape=(1, 1, 5, 4, 2), dtype="float64")
     w = relay.var("w", shape=(2, 1, 3, 3, 2, 2), dtype="float64")
