@@ -20,7 +20,7 @@ def test_share(seeds: range) -> None:
     assert not failures(GENERATOR, seeds)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("line", FIRST)
 def test_first_calls(line: str) -> None:
     said = check(line) or ""

@@ -50,6 +50,7 @@ def made(folder: Path) -> tuple[dict[str, UpdatesCall], Any]:
     return calls, library(folder, source)
 
 
+@pytest.mark.longer("compiles every kernel by g++; numbers of updates are training's")
 @pytest.mark.longer_cases("many")
 @pytest.mark.parametrize(
     ("name", "flags"),

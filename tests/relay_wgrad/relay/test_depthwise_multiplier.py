@@ -103,7 +103,7 @@ def test_value_gradients_and_text(data_layout: str, kernel_layout: str) -> None:
         assert relay.structural_equal(relay.fromtext(relay.astext(mod)), mod)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     ("data_layout", "kernel_layout", "desired"),
     [

@@ -137,7 +137,7 @@ def check(kind: str, half: Any) -> None:
         assert error <= max(2 * usual, 2e-2 if half else 1e-5), (kind, error, usual)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.longer_cases(
     "plain-half1",
     "relu-half1",

@@ -54,6 +54,7 @@ TYPICAL_TRANSPOSED = Config(
 BOTH = pytest.mark.parametrize("config", [TYPICAL, TYPICAL_TRANSPOSED], ids=["conv", "transpose"])
 
 
+@pytest.mark.longer("finite differences along random ways stay")
 @pytest.mark.share(2)
 @BOTH
 def test_the_whole_jacobian(config: Config) -> None:

@@ -104,6 +104,7 @@ def test_compiled_autograd() -> None:
     assert error(got, w.grad) < 1e-12
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("last", [False, True])
 def test_batched_gradients_of_autograd(last: bool) -> None:
     """vectorize=True and is_grads_batched=True are another vmap than `torch.func`'s."""

@@ -316,6 +316,7 @@ def test_attributes_that_come_later(read: Any) -> None:
     compare(step, twin)
 
 
+@pytest.mark.longer("programs of four sizes; threads of first calls stay")
 def test_threads_share_a_step() -> None:
     """Each call of many threads, which change sizes in turns, is right."""
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()

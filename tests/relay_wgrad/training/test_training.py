@@ -223,6 +223,7 @@ def test_running_variance_differs_from_torch_by_bessel() -> None:
     )
 
 
+@pytest.mark.longer
 @pytest.mark.share(7)
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_default_learning_rates(optimizer: str) -> None:

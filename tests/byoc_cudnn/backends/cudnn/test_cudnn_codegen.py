@@ -232,6 +232,7 @@ HEADER = "relay-wgrad cudnn plans 1\n"
 GOOD = "key\t7:2=8,13=1\t0.250000\n"
 
 
+@pytest.mark.longer("compiles C++")
 def test_what_is_timed(record_program: Path, tmp_path: Path) -> None:
     """The begin of each list, until four in a row take twice as long; the last resort at need."""
 

@@ -349,6 +349,7 @@ def test_a_second_build_compiles_nothing(
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
+@pytest.mark.longer("compiles C++")
 def test_a_library_through_tvm(one: tuple[Path, str], tmp_path: Path) -> None:
     """The stock pipeline links the objects; the loaded library checks what it is given."""
     line, _, options = CASES["wgrad"]

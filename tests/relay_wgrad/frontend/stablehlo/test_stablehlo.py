@@ -42,7 +42,13 @@ def lowered(f: Any, *given: Any) -> Any:
 
 
 @pytest.mark.longer_cases(
-    "places", "activations", "functions", "pairs", "sums", why="views, products and windows stay"
+    "places",
+    "activations",
+    "functions",
+    "pairs",
+    "sums",
+    "products",
+    why="views, products and windows stay",
 )
 @pytest.mark.parametrize("group", GROUPS)
 def test_values_and_gradients(group: str) -> None:

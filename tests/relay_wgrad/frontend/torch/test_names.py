@@ -156,7 +156,7 @@ def _apart(ours: Any, theirs: nn.Module, layer: nn.Module, x: torch.Tensor) -> f
     return max(float((a.grad - b.grad).norm() / b.grad.norm()) for a, b in pairs)
 
 
-@pytest.mark.share(3)  # layers by both ways in turns
+@pytest.mark.share(5)
 @pytest.mark.parametrize("way", ["step", "compile"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_own_layers(name: str, way: str) -> None:

@@ -57,6 +57,7 @@ def compared(module: nn.Module, bound: float = 1e-7, **options: Any) -> Training
     "resizing",
     "volumes",
     "activations",
+    "records",
 )
 @pytest.mark.parametrize("group", cases.GROUPS)
 def test_group(group: str) -> None:

@@ -130,6 +130,7 @@ PROGRAMS: dict[str, tuple[str, list[Any]]] = {
 }
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.usefixtures("registered")
 def test_programs(name: str) -> None:
