@@ -42,6 +42,7 @@ def test_every_file_is_shipped(package: str) -> None:
     assert all(any(fnmatch(name, p) for name in others) for p in patterns)
 
 
+@pytest.mark.longer("a process that imports TVM")
 def test_parts_are_attributes() -> None:
     """In a process of its own, in which nothing else has imported them; nor does that import."""
     code = (

@@ -80,7 +80,7 @@ CASES = [
     "wgrad n=2 c=31 h=7 w=19 k=16",
     "wgrad n=2 c=16 h=9 w=6 k=32",
 )
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_edges(problem: ConvProblem) -> None:

@@ -88,6 +88,7 @@ def test_own_model_and_data(tmp_path: Path, call: Any) -> None:
                                              "--bn", "eval")[1]  # fmt: skip
 
 
+@pytest.mark.longer
 def test_seeded_weights_are_said(tmp_path: Path, call: Any) -> None:
     path = tmp_path / "mine.onnx"
     onnx.save(residual_net(blocks=0, size=6), path)

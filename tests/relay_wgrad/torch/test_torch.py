@@ -24,7 +24,7 @@ def quick() -> Iterator[None]:
         yield
 
 
-@pytest.mark.longer_cases("4", "5", "6", "7", "8", "9", "2", "3")
+@pytest.mark.longer_cases("4", "5", "6", "7", "8", "9", "2", "3", "1")
 @pytest.mark.parametrize("part", range(10))
 def test_random_configurations(part: int) -> None:
     """Ten each, 100 in all: PyTorch's numbers; first and second order by finite differences.

@@ -238,6 +238,7 @@ def test_what_goes_is_gone(graph: TrainingGraph, on: Any, counted: Counting) -> 
         gc.enable()
 
 
+@pytest.mark.longer
 def test_a_state_goes_on_in_other_sizes(graph: TrainingGraph, on: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     path, given = tmp_path / "state.safetensors", batches(SIZES * 2)

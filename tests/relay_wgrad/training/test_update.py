@@ -189,6 +189,7 @@ def test_an_overflow_leaves_out_all_that_is_accumulated(tmp_path: Path) -> None:
     assert (ours.loss_scale, ours.skipped, ours.good_steps) == (64.0, 1, 1)
 
 
+@pytest.mark.longer
 def test_a_state_has_its_update(tmp_path: Path) -> None:
     update = Update(ema=0.9, schedule="linear(steps=10, last=0.5)", weight_decay=0.1)
     ours, path = made("sgd", update), tmp_path / "s.safetensors"

@@ -51,6 +51,7 @@ def gradient(mod: tvm.IRModule, *args: Any) -> Any:
     return vm[ADJOINT](*map(tvm.runtime.tensor, args))[1][0].numpy()
 
 
+@pytest.mark.longer
 def test_the_same_bits_on_a_quarter() -> None:
     """Ties, windows without a positive pixel, NaN and infinities among them; as PyTorch's."""
     before = step(pooled)

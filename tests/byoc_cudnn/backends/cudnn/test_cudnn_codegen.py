@@ -164,11 +164,13 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return library, library.virtual_machine(tvm.cpu())
 
 
+@pytest.mark.longer("compiles C++")
 def test_before_anything_has_run(on_cpu: Any) -> None:
     assert on_cpu[0].plans() == []
     assert on_cpu[0].release() >= 1  # nothing, of the libraries that are there
 
 
+@pytest.mark.longer("compiles C++")
 def test_a_tensor_that_is_not_on_the_device(on_cpu: Any) -> None:
     shapes = ((2, 7, 6, 16), (2, 9, 8, 8))
     args = [tvm.runtime.tensor(np.zeros(shape, "float32")) for shape in shapes]

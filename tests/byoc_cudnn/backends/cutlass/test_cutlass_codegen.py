@@ -269,6 +269,7 @@ def test_a_library_for_two_gpus(needs_nvcc: None, tmp_path: Path) -> None:
 # ---- without nvcc --------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_without_nvcc_one_message_says_what_to_install(tmp_path: Path) -> None:
     problem = ConvProblem.parse(f"dgrad n=2 c=8 h=9 w=8 k=16 r=3 s=3 {NHWC}")
     out, _ = byoc_cudnn.partition_for_cutlass(problem_module(problem), strict=True)

@@ -248,7 +248,7 @@ def strided(batch: Any, inner: list[int] | None = None) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize(("of_file", "batch"), [("n", None), (2, "N"), (2, 4), (2, 1)])
 def test_another_stride_is_every_image(of_file: Any, batch: Any) -> None:
     """Of more images than the file had, the first ones alone were once taken."""

@@ -247,16 +247,7 @@ def test_nothing_is_met() -> None:
 # ---- networks ------------------------------------------------------------------------------------
 
 
-@pytest.mark.longer_cases(
-    "resnet",
-    "resnext",
-    "unet",
-    "dcgan",
-    "dilated",
-    "mobile",
-    "convnext",
-    why="whole networks; smaller ones stay",
-)
+@pytest.mark.longer("whole networks")
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_networks(kind: str) -> None:
     """Value and every gradient to 1e-9; every convolution is recognised, in its own layout."""

@@ -50,7 +50,7 @@ def gradients() -> dict[tuple[str, int], tvm.IRModule]:
     return made
 
 
-@pytest.mark.longer_cases("resnet50-2-stock NHWC")
+@pytest.mark.longer_cases("resnet50-2-stock NHWC", "resnet50-1")
 @pytest.mark.share(5)
 @pytest.mark.parametrize("layout", ["NCHW", "stock NHWC", "our NHWC"])
 @pytest.mark.parametrize(("name", "batch"), CONVOLUTIONS)
