@@ -51,7 +51,6 @@ def made(folder: Path) -> tuple[dict[str, UpdatesCall], Any]:
 
 
 @pytest.mark.longer("compiles every kernel by g++; numbers of updates are training's")
-@pytest.mark.longer_cases("many")
 @pytest.mark.parametrize(
     ("name", "flags"),
     [

@@ -226,6 +226,7 @@ def test_partition(call: Any, tmp_path: Path) -> None:
     assert "cutlass." in text
 
 
+@pytest.mark.longer
 def test_bench(tmp_path: Path, call: Any) -> None:
     figures = tmp_path / "figures.json"
     line = "wgrad n=1 c=8 h=8 w=8 k=8 r=3 s=3 pad=1,1,1,1"

@@ -35,7 +35,7 @@ def check(made: Program) -> None:
         assert distance < 1e-5, (made, sizes, distance)
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs(seed: int) -> None:
     check(program(seed))

@@ -286,7 +286,7 @@ def stepped(model: Any, of: nn.Module, x: Any, dtype: torch.dtype | None) -> lis
     return [y.detach(), *(p.grad for p in of.parameters()), *of.buffers()]
 
 
-@pytest.mark.share(2)  # under autocast, and of half precision itself
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("dtype", "autocast"), [(torch.bfloat16, True), (torch.float16, True), (torch.float16, False)]
 )

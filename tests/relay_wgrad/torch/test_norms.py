@@ -165,7 +165,7 @@ def test_numbers_and_what_is_found(kind: str, half: Any, found: list[list[str]])
     assert Counter(ops) == want + Counter({f"_backward{name}": n for name, n in want.items()})
 
 
-@pytest.mark.longer_cases("half1")
+@pytest.mark.longer
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.usefixtures("found")
 def test_compiled_here(half: Any) -> None:

@@ -227,7 +227,7 @@ def lanes(registered: None, monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
     return on_lanes(monkeypatch)
 
 
-@pytest.mark.share(5)
+@pytest.mark.longer("that steps are graphs is seen in the loops")
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("way", [_step, _compiled])
 def test_each_step_is_two_graphs(
