@@ -7,6 +7,7 @@ import os
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from byoc_cudnn.backends.base import rows_of
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.decision import Decision
 from relay_wgrad.problem import ConvProblem
+from tests.support.fast import unoptimized_programs
 
 GOLDEN = Path(__file__).parent / "golden"
 # What tests compile for CPUs is kept beside what pytest keeps; as kernels alone, since tests put
@@ -37,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write tests/golden anew, instead of comparing"
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests for a GPU are not imported where none is asked for: each process would do so."""
+    of_gpu = collection_path == GOLDEN.parent / "gpu"
+    return True if of_gpu and "not gpu" in config.option.markexpr else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -86,6 +94,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+# Where machine code is the subject, and so is compiled as for users on each day.
+_CODE = ("tests/legalize/", "tests/relay_wgrad/building/", "tests/relay_wgrad/pipeline/")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """`make test` leaves LLVM's optimizations out where a test is of numbers; `make test-all`
+    compiles all as for users.
+    """
+    daily = "not longer" in item.config.option.markexpr
+    quick = daily and not item.nodeid.startswith(_CODE)
+    with unoptimized_programs() if quick else nullcontext():
+        return (yield)
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,11 +61,21 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> Mapping[type[ast.AST], Sequence[Any]]:
+    """A file's nodes by their type: a walk takes longer than what the tests then look at."""
+    found = defaultdict[type[ast.AST], list[Any]](list)
+    for node in ast.walk(parsed(path)):
+        found[type(node)].append(node)
+    return found
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_trees_after() -> Iterator[None]:
     """All of them take several hundred MB, which later tests need not carry."""
     yield
-    parsed.cache_clear()
+    for kept in (parsed, nodes, _texts):
+        kept.cache_clear()
 
 
 def module_name(path: Path) -> str:
@@ -81,17 +93,14 @@ def _source(path: Path, node: ast.ImportFrom) -> str:
 @cache
 def imports(path: Path) -> tuple[str, ...]:
     """The absolute module of every import, those within functions too."""
-    found: list[str] = []
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            source = _source(path, node)
-            for alias in node.names:  # `from . import x` may name a module
-                name = f"{source}.{alias.name}"
-                file = ROOT / name.replace(".", "/")
-                is_module = file.with_suffix(".py").exists() or (file / "__init__.py").exists()
-                found.append(name if is_module else source)
+    found = [alias.name for node in nodes(path)[ast.Import] for alias in node.names]
+    for node in nodes(path)[ast.ImportFrom]:
+        source = _source(path, node)
+        for alias in node.names:  # `from . import x` may name a module
+            name = f"{source}.{alias.name}"
+            file = ROOT / name.replace(".", "/")
+            is_module = file.with_suffix(".py").exists() or (file / "__init__.py").exists()
+            found.append(name if is_module else source)
     return tuple(found)
 
 
@@ -231,11 +240,9 @@ def test_names_are_imported_from_their_homes() -> None:
         if not _gathers(path)
     }
     for path in [*FILES, *TESTS, *(ROOT / "benchmarks").rglob("*.py")]:
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ImportFrom):
-                module = _source(path, node)
-                names = {alias.name for alias in node.names} & brought.get(module, set())
-                assert not names, f"{path.relative_to(ROOT)}: {names} come from elsewhere"
+        for node in nodes(path)[ast.ImportFrom]:
+            names = {alias.name for alias in node.names} & brought.get(_source(path, node), set())
+            assert not names, f"{path.relative_to(ROOT)}: {names} come from elsewhere"
 
 
 # ---- switches of the process ---------------------------------------------------------------------
@@ -252,9 +259,8 @@ SWITCHES = {
 
 
 def test_switches_of_the_process_are_known() -> None:
-    trees = ((path, parsed(path)) for path in FILES)
-    found = {path for path, tree in trees if any(isinstance(n, ast.Global) for n in ast.walk(tree))}
-    assert {str(path.relative_to(ROOT)) for path in found} == SWITCHES
+    found = {str(path.relative_to(ROOT)) for path in FILES if nodes(path)[ast.Global]}
+    assert found == SWITCHES
 
 
 # ---- tests ---------------------------------------------------------------------------------------
@@ -285,14 +291,14 @@ def _private(node: ast.expr) -> bool:
     return any(re.match(r"_(?!_)", name) for name in names)
 
 
-def _patched(tree: ast.AST, ours: set[str]) -> list[str]:
+def _patched(path: Path, ours: set[str]) -> list[str]:
     """Private names of modules of ours that a file puts something in the place of."""
-    found: list[ast.expr] = []
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found += [target for target in targets if _private(target)]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+    of = nodes(path)
+    targets = [target for node in of[ast.Assign] for target in node.targets]
+    targets += [node.target for node in (*of[ast.AugAssign], *of[ast.AnnAssign])]
+    found = [target for target in targets if _private(target)]
+    for node in of[ast.Call]:
+        if ast.unparse(node.func).endswith(
             ("setattr", "setitem", "delattr", "patch", "patch.object")
         ):
             words = [a.value for a in node.args[:2] if isinstance(a, ast.Constant)]
@@ -307,14 +313,12 @@ def _patched(tree: ast.AST, ours: set[str]) -> list[str]:
 def test_no_test_patches_a_private_name() -> None:
     """What a test replaces is a seam: it is named without an underscore, and says what it is."""
     for path in TESTS:
-        tree = parsed(path)
         ours = set(PACKAGES)
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                module = getattr(node, "module", None) or node.names[0].name
-                if module.split(".")[0] in PACKAGES:
-                    ours |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        found = _patched(tree, ours)
+        for node in (*nodes(path)[ast.Import], *nodes(path)[ast.ImportFrom]):
+            module = getattr(node, "module", None) or node.names[0].name
+            if module.split(".")[0] in PACKAGES:
+                ours |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        found = _patched(path, ours)
         assert not found, f"{path.relative_to(ROOT)} patches a private name: {found}"
 
 
@@ -365,24 +369,21 @@ NAMING = {
 """The list may only shrink: files that name a backend whose folder they are not in."""
 
 
-def _texts(tree: ast.AST) -> set[str]:
+@cache
+def _texts(path: Path) -> frozenset[str]:
     """Strings, but for docstrings and the defaults of functions and of the command line."""
-    aside: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr):
-            aside.add(id(node.value))
-        elif isinstance(node, ast.arguments):
-            defaults = [*node.defaults, *(d for d in node.kw_defaults if d is not None)]
-            aside |= {id(part) for default in defaults for part in ast.walk(default)}
-        elif isinstance(node, ast.keyword) and node.arg in ("default", "choices"):
-            aside |= {id(part) for part in ast.walk(node.value)}
-    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return {c.value for c in constants if isinstance(c.value, str) and id(c) not in aside}
+    of = nodes(path)
+    defaults = [d for node in of[ast.arguments] for d in (*node.defaults, *node.kw_defaults) if d]
+    defaults += [node.value for node in of[ast.keyword] if node.arg in ("default", "choices")]
+    aside = {id(node.value) for node in of[ast.Expr]}
+    aside |= {id(part) for default in defaults for part in ast.walk(default)}
+    found = (c for c in of[ast.Constant] if isinstance(c.value, str) and id(c) not in aside)
+    return frozenset(c.value for c in found)
 
 
 def _backends_named(path: Path) -> set[str]:
     """The backends that a file outside their folders imports, or has as a string."""
-    words = {word for text in _texts(parsed(path)) for word in text.split(",")}
+    words = {word for text in _texts(path) for word in text.split(",")}
     root = "byoc_cudnn.backends."
     modules = (name.removeprefix(root) for name in imports(path) if name.startswith(root))
     words |= {module.split(".")[0] for module in modules}
@@ -410,7 +411,7 @@ SPELLING = {
 
 def test_attribute_keys_are_said_once() -> None:
     assert len(KEYS) > 15
-    spelt = {str(path.relative_to(ROOT)): _texts(parsed(path)) for path in FILES}
+    spelt = {str(path.relative_to(ROOT)): _texts(path) for path in FILES}
     found = {name: texts & set(KEYS) for name, texts in spelt.items()}
     assert {name for name, some in found.items() if some} == {"relay_wgrad/keys.py"} | SPELLING
 
@@ -418,23 +419,19 @@ def test_attribute_keys_are_said_once() -> None:
 # ---- a Relax function is walked and written in one room ------------------------------------------
 
 
-def _walks(tree: ast.AST) -> bool:
+def _walks(path: Path) -> bool:
     """Whether a file reads the blocks of a body: `func.body.blocks`, or `body.blocks`."""
-    bodies = (
-        ast.unparse(node.value) for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr == "blocks"
-    )  # fmt: skip
-    return any(body.rpartition(".")[2] == "body" for body in bodies)
+    of_blocks = (node for node in nodes(path)[ast.Attribute] if node.attr == "blocks")
+    return any(ast.unparse(node.value).rpartition(".")[2] == "body" for node in of_blocks)
 
 
-def _builds(tree: ast.AST) -> bool:
-    calls = (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+def _builds(path: Path) -> bool:
+    calls = (ast.unparse(node.func) for node in nodes(path)[ast.Call])
     return any(name in ("relax.Function", "relax.SeqExpr") for name in calls)
 
 
 def test_functions_are_walked_and_written_in_one_room() -> None:
-    trees = {str(path.relative_to(ROOT)): parsed(path) for path in FILES}
-    room = {name for name in trees if name.startswith("relay_wgrad/graph/")}
-    assert {name for name in room if _walks(trees[name]) or _builds(trees[name])}
-    assert not [name for name in set(trees) - room if _walks(trees[name])]
-    assert not [name for name in set(trees) - room if _builds(trees[name])]
+    room = {path for path in FILES if path.is_relative_to(ROOT / "relay_wgrad" / "graph")}
+    assert {path for path in room if _walks(path) or _builds(path)}
+    assert not [path for path in set(FILES) - room if _walks(path)]
+    assert not [path for path in set(FILES) - room if _builds(path)]

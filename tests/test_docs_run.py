@@ -65,6 +65,12 @@ def _as_before(registered: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         external.unregister_external(name)
 
 
+@pytest.mark.longer_cases(
+    "howto/evaluate",
+    "howto/export",
+    "howto/from_anywhere",
+    why="they train; the first steps do so too",
+)
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_print_what_is_shown(page: str) -> None:

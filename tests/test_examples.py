@@ -12,6 +12,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHORTER = {"digits.py": ("--steps", "30")}
 
 
+@pytest.mark.longer_cases(
+    "autoencoder", "digits", "training_step", why="Relay's stay, and README's"
+)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example(path: Path) -> None:
     done = run_script(path, *SHORTER.get(path.name, ()))

@@ -42,6 +42,7 @@ def test_every_file_is_shipped(package: str) -> None:
     assert all(any(fnmatch(name, p) for name in others) for p in patterns)
 
 
+@pytest.mark.longer("a process that imports TVM")
 def test_parts_are_attributes() -> None:
     """In a process of its own, in which nothing else has imported them; nor does that import."""
     code = (
@@ -83,6 +84,7 @@ def test_env_tells_of_a_package_that_hides_ours(
     assert env.shadowed()[0][1].startswith(f"not this package's: {tmp_path / 'legalize'}")
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_env_answers_where_a_package_hides_ours(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "legalize").mkdir()
@@ -99,6 +101,7 @@ def test_env_answers_where_a_package_hides_ours(options: list[str], tmp_path: Pa
     assert "not this package's" in done.stdout
 
 
+@pytest.mark.longer("a process; env's answer stays")
 def test_register_tells_of_a_package_that_hides_ours(tmp_path: Path) -> None:
     """Another distribution's `legalize`, first on the path."""
     (tmp_path / "legalize").mkdir()

@@ -214,6 +214,7 @@ def test_the_calls_of_a_step_are_split() -> None:
     assert row["tb_s"] == pytest.approx(ConvProblem.parse(problem).bytes / 1e9)
 
 
+@pytest.mark.longer_cases("densenet121")
 @pytest.mark.parametrize("name", ["densenet121", "shufflenet", "inception_v1"])
 def test_pytorchs_side_has_every_operator(name: str) -> None:
     """By shapes alone: what compares numbers compiles whole networks."""

@@ -84,6 +84,7 @@ def test_stages_of_aot() -> None:
     assert row["offloaded"] == row["convolutions"] > row["asked"]
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("registered", "small")
 def test_check_of_aot() -> None:
     row: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from benchmarks import errors, onnx_training
 from benchmarks.onnx_zoo import names, step
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("registered")
 def test_a_row() -> None:
     """Each gradient that the graph names is recognised, and as PyTorch has it."""

@@ -42,6 +42,7 @@ def test_a_kernel_serves_all_paddings() -> None:
         POOLS.source_of("relay_wgrad_pool_backward_float16")
 
 
+@pytest.mark.longer("compiles C++; of the libraries for convolutions stays")
 def test_a_library_checks_its_calls(tmp_path_factory: pytest.TempPathFactory) -> None:
     if text := missing(find()):
         pytest.skip(text)

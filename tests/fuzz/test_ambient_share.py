@@ -14,10 +14,13 @@ FIRST = (
 )  # fmt: skip
 
 
-def test_share() -> None:
-    assert not failures(GENERATOR, range(8))
+@pytest.mark.longer_cases("rest")
+@pytest.mark.parametrize("seeds", [range(4), range(4, 8)], ids=["first", "rest"])
+def test_share(seeds: range) -> None:
+    assert not failures(GENERATOR, seeds)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("line", FIRST)
 def test_first_calls(line: str) -> None:
     said = check(line) or ""

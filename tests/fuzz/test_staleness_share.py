@@ -20,10 +20,13 @@ FIRST = {
 }
 
 
-def test_share() -> None:
-    assert not failures(GENERATOR, range(8))
+@pytest.mark.longer_cases("rest")
+@pytest.mark.parametrize("seeds", [range(3), range(3, 8)], ids=["first", "rest"])
+def test_share(seeds: range) -> None:
+    assert not failures(GENERATOR, seeds)
 
 
+@pytest.mark.share(2)  # what is refused, and what is not
 @pytest.mark.parametrize("line", FIRST)
 def test_what_was_ignored(line: str) -> None:
     """Each gave the numbers of before, without a word."""

@@ -40,10 +40,13 @@ FOUND = [
 ]
 
 
-def test_share() -> None:
-    assert not failures(GENERATOR, range(5), seed=1)
+@pytest.mark.longer_cases("rest")
+@pytest.mark.parametrize("seeds", [range(3), range(3, 5)], ids=["first", "rest"])
+def test_share(seeds: range) -> None:
+    assert not failures(GENERATOR, seeds, seed=1)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("line", FOUND, ids=range(len(FOUND)))
 def test_what_it_found(line: str) -> None:
     assert check(line) is None

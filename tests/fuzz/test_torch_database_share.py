@@ -12,8 +12,10 @@ from .harness import failures
 from .torch_database import GENERATOR
 
 
-def test_share() -> None:
-    assert not failures(GENERATOR, range(12))
+@pytest.mark.longer_cases("rest")
+@pytest.mark.parametrize("seeds", [range(4), range(4, 12)], ids=["first", "rest"])
+def test_share(seeds: range) -> None:
+    assert not failures(GENERATOR, seeds)
 
 
 def test_a_rule_that_writes_in_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

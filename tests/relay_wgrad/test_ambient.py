@@ -58,6 +58,7 @@ def step(registered: None) -> Any:
     return copy.deepcopy(_made[0])
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", [name for name in MODES if name not in ("tangent", "vmap_x")])
 def test_a_new_shape(step: Any, name: str) -> None:
     """Of a step, whose numbers are the module's in the same mode; by PyTorch where those are."""

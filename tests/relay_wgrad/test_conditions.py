@@ -99,7 +99,7 @@ CASES: list[tuple[str, Body, list[Any], list[Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_the_run_refuses_in_the_rules_words(case: Any, pipeline: str) -> None:
@@ -120,6 +120,7 @@ INTEGERS: list[tuple[Body, list[Any], list[Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize("case", INTEGERS, ids=lambda case: case[3].partition(":")[0])
 def test_integers(case: Any, pipeline: str) -> None:
@@ -130,6 +131,7 @@ def test_integers(case: Any, pipeline: str) -> None:
         run(*given)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize("case", [CASES[i] for i in (0, 4, 8)], ids=lambda case: case[0])
 def test_gradients(case: Any, pipeline: str) -> None:
@@ -171,6 +173,7 @@ def test_what_numbers_break_is_refused_before() -> None:
             relax.transform.LegalizeOps()(module(body, shape))
 
 
+@pytest.mark.longer("a process and a linker; exporting is building's")
 def test_an_exported_library_needs_neither_python_nor_this_package(tmp_path: Path) -> None:
     mod = module(R.nn.conv2d, ("n", 3, "h", "w"), (4, 3, 5, 5))
     made = tvm.compile(mod, target=host_target(), relax_pipeline=cpu_pipeline())

@@ -153,6 +153,7 @@ def test_what_pytest_said_when_it_stops(tmp_path: Path, monkeypatch: pytest.Monk
         assert error.endswith("error: unrecognized arguments: --no-such-option"), error
 
 
+@pytest.mark.longer("processes that import TVM")
 def test_imports_give_the_relay_surface(tmp_path: Path) -> None:
     got = outcomes(checkout(tmp_path, test_it=RELAY), "test_it.py")
     failed = {test: error for test, (outcome, error) in got.items() if outcome == "failed"}

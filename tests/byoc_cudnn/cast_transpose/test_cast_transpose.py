@@ -61,6 +61,7 @@ def test_what_there_is_no_kernel_for() -> None:
         assert reason in check(call).reason
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_step_has_one_call_at_either_end(scaled: bool) -> None:
     before = step(OIHW, scaled)

@@ -55,6 +55,7 @@ def network() -> tvm.IRModule:
     return tvm.IRModule({ADJOINT: grad(bb.get(), "main", wrt=wrt)[ADJOINT]})
 
 
+@pytest.mark.longer("a whole step; its calls and kernels stay")
 def test_calls_of_functions_compute_the_step() -> None:
     before, family = network(), Recorder()
     after, entries = lower(before, family, planned, 90)  # type: ignore[arg-type]

@@ -130,6 +130,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return tvm_ffi.load_module(str(folder / "norms.so"))
 
 
+@pytest.mark.longer("compiles C++; of the libraries for convolutions and pooling stays")
 def test_a_library_checks_its_calls(library: Any) -> None:
     rows, vector = (tvm_ffi.from_dlpack(np.zeros(s, "float64")) for s in ((2, 8), (8,)))
     with pytest.raises(TypeError, match=r"running: expected 10 tensors, or one more as workspace"):

@@ -67,6 +67,7 @@ def races(folder: Path, kernel: str, channels: int, without: str = "") -> str:
     return done.stderr if done.returncode else ""
 
 
+@pytest.mark.longer("by ThreadSanitizer; those of convolutions stay")
 @pytest.mark.longer_cases("forward_float32", "backward_")
 @pytest.mark.parametrize(
     ("kernel", "channels"),

@@ -68,6 +68,7 @@ def on_the_cpu(mod: tvm.IRModule, inputs: dict[str, Any]) -> list[np.ndarray]:
     return flat
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_go_completely(name: str) -> None:
     inputs, want, _ = load(name.removesuffix("_nhwc"))
@@ -90,6 +91,7 @@ def test_gradients_go_completely(name: str) -> None:
         assert codegens
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["smallnet_grad", "smallnet_grad_nhwc"])
 def test_fallback_on_the_cpu(name: str) -> None:
     inputs, want, _ = load("smallnet_grad")

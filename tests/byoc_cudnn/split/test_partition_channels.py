@@ -43,6 +43,7 @@ def _free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutlass_model, "MEMORY", 1e6)
 
 
+@pytest.mark.share(4)
 @pytest.mark.usefixtures("_free")
 @pytest.mark.parametrize("line", LINES)
 def test_the_numbers_are_the_same(line: str) -> None:

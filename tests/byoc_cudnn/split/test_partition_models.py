@@ -54,9 +54,9 @@ def family_calls(mod: tvm.IRModule) -> int:
 
 
 @pytest.mark.longer_cases(
-    "densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet"
+    "densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet", "resnet50"
 )
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("dtype", [None, "float16", "float16 wide"])
 @pytest.mark.parametrize("name", BUNDLED)
 def test_every_convolution_goes(name: str, dtype: str | None) -> None:

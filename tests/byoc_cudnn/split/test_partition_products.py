@@ -54,6 +54,7 @@ def gradients(mod: tvm.IRModule, graph: Any) -> list[np.ndarray]:
     return [g.numpy() for g in made[ADJOINT](*args)[1]]
 
 
+@pytest.mark.longer("a whole step; each product's partition stays")
 def test_a_step() -> None:
     graph, mod = step(net(), (4, 3, 6, 6))
     out, report = byoc_cudnn.partition_for_cudnn(mod, products=True, strict=True)
@@ -112,6 +113,7 @@ class Tokens(nn.Module):
         return self.last(q + torch.softmax(q @ q.transpose(1, 2), -1) @ q).mean(1)
 
 
+@pytest.mark.longer("whole steps; refusals of convolutions stay")
 def test_what_stays_is_reported() -> None:
     graph, mod = step(Tokens(), (2, 6, 8))
     out, report = byoc_cudnn.partition_for_cudnn(mod, products=True, strict=True)

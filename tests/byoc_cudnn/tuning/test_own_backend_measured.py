@@ -204,6 +204,7 @@ def test_a_program_of_it_runs() -> None:
     assert library.plans() == []  # the source exports none
 
 
+@pytest.mark.longer
 def test_a_matrix_product_is_tuned_and_runs() -> None:
     """It is a convolution of one pixel to a backend, and its reshapes move nothing."""
     found = toolchain()

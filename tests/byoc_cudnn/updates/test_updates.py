@@ -50,7 +50,7 @@ def made(folder: Path) -> tuple[dict[str, UpdatesCall], Any]:
     return calls, library(folder, source)
 
 
-@pytest.mark.longer_cases("many")
+@pytest.mark.longer("compiles every kernel by g++; numbers of updates are training's")
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
@@ -249,6 +249,7 @@ def test_other_networks_keep_the_operators(registered: None) -> None:
     tvm.ir.assert_structural_equal(mod[UPDATE], before[UPDATE])
 
 
+@pytest.mark.longer("by nvcc")
 def test_kernels_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With nvcc; a module of our own compilation has them in its list."""
     if text := missing(find()):

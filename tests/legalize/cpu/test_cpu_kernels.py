@@ -91,13 +91,13 @@ CASES = [
 ]
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(11)
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_edges(problem: ConvProblem) -> None:
     assert run(problem) <= tolerance(problem)
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(11)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("seed", range(16))
 def test_random(kind: ConvKind, seed: int) -> None:
@@ -118,7 +118,7 @@ n=6 c=64 h=9 w=9 k=64 r=3 s=3 pad=1,1,1,1
 """
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(11)
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("line", PARTS.strip().splitlines())
@@ -157,6 +157,7 @@ def test_rows_of_taps_off_the_image_are_left_out() -> None:
     assert padded.rows_of_taps(1) == 2 + 5 * 3 + 2
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 def test_copies_of_a_symbolic_batch_are_of_some_images(
     kind: ConvKind, monkeypatch: pytest.MonkeyPatch
@@ -294,6 +295,7 @@ def test_threads() -> None:
     assert int(TARGET.attrs["num-cores"]) == len(usable_cores())
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("groups", [1, 32], ids=["dense", "depthwise"])
 @pytest.mark.parametrize("mcpu", ["znver3", "znver4"])

@@ -50,7 +50,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depthwise, "FAR", 0)
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(11)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("line", CASES)
 @pytest.mark.parametrize("target", [HOST, AVX2], ids=["host", "avx2"])

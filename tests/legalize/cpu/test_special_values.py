@@ -20,6 +20,7 @@ LINES = (
 )
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("kind", list(ConvKind))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_special_values_stay_where_taps_are(family: str, kind: ConvKind) -> None:

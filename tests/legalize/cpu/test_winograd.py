@@ -80,13 +80,14 @@ CASES = [
     "wgrad n=2 c=31 h=7 w=19 k=16",
     "wgrad n=2 c=16 h=9 w=6 k=32",
 )
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_edges(problem: ConvProblem) -> None:
     assert run(problem) <= tolerance(problem) + ERROR
 
 
+@pytest.mark.share(2)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("problem", CASES[-3:], ids=str)
 def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +97,7 @@ def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> N
     assert run(problem) <= tolerance(problem) + ERROR
 
 
+@pytest.mark.share(5)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD], ids=lambda kind: kind.value)
 @pytest.mark.parametrize(
@@ -155,6 +157,7 @@ def test_taken_where_it_is_worth_it_and_allowed(kind: ConvKind) -> None:
     assert ["points" in text for text in texts] == [True] + [False] * 6
 
 
+@pytest.mark.longer("a layer of ResNet-50")
 def test_float32_is_more_exact_than_promised() -> None:
     """On a ResNet-50 layer: a few times the error of a direct sum, far below the promise."""
     line = "n=1 c=256 h=14 w=14 k=256 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC"

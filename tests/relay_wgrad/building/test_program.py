@@ -341,6 +341,7 @@ def child(*args: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.longer("four processes that import TVM")
 def test_processes_that_are_killed_and_two_at_once(whole: Path) -> None:
     """A second process neither transforms nor compiles, whatever became of others before it."""
     killed = child("0.2")
@@ -358,6 +359,7 @@ def test_processes_that_are_killed_and_two_at_once(whole: Path) -> None:
     assert text.split()[-1] == texts[0].split()[-1]
 
 
+@pytest.mark.longer("a process that imports TVM")
 def test_an_interrupt_ends_it_at_once(whole: Path) -> None:
     compiling = child("1.0")
     assert compiling.stdout is not None

@@ -179,6 +179,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     assert call("env") == (130, "", "interrupted\n")
 
 
+@pytest.mark.longer("three trainings; resuming is the trainer's")
 def test_interrupted_and_resumed(tmp_path: Path, call: Any) -> None:
     """Four steps at once, and two and two: the same losses."""
     pytest.importorskip("safetensors")
@@ -225,6 +226,7 @@ def test_partition(call: Any, tmp_path: Path) -> None:
     assert "cutlass." in text
 
 
+@pytest.mark.longer
 def test_bench(tmp_path: Path, call: Any) -> None:
     figures = tmp_path / "figures.json"
     line = "wgrad n=1 c=8 h=8 w=8 k=8 r=3 s=3 pad=1,1,1,1"

@@ -54,6 +54,7 @@ def test_train(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert found["losses"][0] == on_gpu["losses"][-1]
 
 
+@pytest.mark.longer
 def test_inspect(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = runtime(tmp_path)
 

@@ -88,6 +88,7 @@ def test_own_model_and_data(tmp_path: Path, call: Any) -> None:
                                              "--bn", "eval")[1]  # fmt: skip
 
 
+@pytest.mark.longer
 def test_seeded_weights_are_said(tmp_path: Path, call: Any) -> None:
     path = tmp_path / "mine.onnx"
     onnx.save(residual_net(blocks=0, size=6), path)
@@ -199,6 +200,7 @@ def training_file(path: Path) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
 
 
+@pytest.mark.longer("files for training are ONNX's writer's, and evaluated there")
 def test_a_file_for_training(tmp_path: Path, call: Any) -> None:
     """Its dropout is on, and what is written predicts as --test evaluates: of averages, too."""
     path, log, made = tmp_path / "mine.onnx", tmp_path / "log.csv", tmp_path / "made.onnx"

@@ -83,6 +83,7 @@ def test_refused() -> None:
         compiled(jnp.sin, (np.eye(2),), device="tpu")
 
 
+@pytest.mark.longer("a process; who imports JAX is known by test_architecture")
 def test_the_package_needs_no_jax() -> None:
     code = (
         "import sys, relay_wgrad, relay_wgrad.frontend, relay_wgrad.jax\n"

@@ -54,7 +54,7 @@ def tensors(values: dict[str, Any]) -> dict[str, Any]:
     return {n: torch.tensor(v, dtype=torch.float64, requires_grad=True) for n, v in values.items()}
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients(case: Case) -> None:
     values = case.values()

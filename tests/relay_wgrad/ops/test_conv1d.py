@@ -44,6 +44,7 @@ def torch_value(x: Any, w: Any, v: Any) -> Any:
     return (full[..., 1:] ** 3).sum()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_against_autograd(order: int, symbolic: bool) -> None:

@@ -158,6 +158,7 @@ def run(mod: tvm.IRModule, name: str, args: Arrays) -> Arrays:
     return [out[0].numpy(), *(g.numpy() for g in out[1])]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("order", "symbolic", "transposed"),
     [(1, False, False), (2, False, False), (2, True, False), (2, False, True)],

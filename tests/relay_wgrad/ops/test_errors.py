@@ -130,6 +130,7 @@ def test_constructor(
         built(operands(op), lambda a, b: constructed(op, [a, b], attrs))
 
 
+@pytest.mark.share(5)  # each case is tried of the constructor
 @pytest.mark.parametrize(("op", "attrs", "error", "why", "first"), CASES, ids=CASE_IDS)
 def test_text(op: str, attrs: dict[str, Any], error: type[Exception], why: str, first: str) -> None:
     # Upstream's refusals are in its own words; what counts here is that there is one.
@@ -138,6 +139,7 @@ def test_text(op: str, attrs: dict[str, Any], error: type[Exception], why: str, 
         parsed(op, attrs)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize(("op", "attrs", "error", "why", "first"), CASES, ids=CASE_IDS)
 def test_hand_made_call(
     op: str, attrs: dict[str, Any], error: type[Exception], why: str, first: str

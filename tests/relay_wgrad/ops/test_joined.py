@@ -83,6 +83,7 @@ CASES: dict[str, tuple[list[Shape], Callable[..., Any], Callable[..., torch.Tens
 }  # fmt: skip
 
 
+@pytest.mark.share(4)
 @pytest.mark.longer_cases("numbers", "a number first", "of a number", "all but the first")
 @pytest.mark.parametrize(("shapes", "build", "function"), CASES.values(), ids=CASES)
 def test_two_orders(shapes: list[Shape], build: Any, function: Any) -> None:

@@ -33,6 +33,7 @@ def module(shapes: Any, method: str, border: str, corners: bool) -> tvm.IRModule
     return bb.get()
 
 
+@pytest.mark.share(3)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("shapes", [IMAGES, VOLUMES], ids=["images", "volumes"])
 @pytest.mark.parametrize("border", ["zeros", "border"])

@@ -114,7 +114,7 @@ LINES = {
 }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_norms_losses_and_reductions(line: str) -> None:
     answer = GENERATOR.answer(f"front=torch dtype=float64 {line}")
@@ -151,6 +151,7 @@ class Largest(Extrema):
         return torch.cat([found, x[:1].min()[None]])
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("stock", [False, True])
 def test_reductions_pass_nan(stock: bool) -> None:
     """Upstream's kernels drop it, whatever the pipeline."""
@@ -195,6 +196,7 @@ class Block(nn.Module):
         return fn.relu(x + y)
 
 
+@pytest.mark.longer("whole blocks; each operator at its kinks stays")
 def test_residual_blocks_that_start_at_zero() -> None:
     """Half of all pixels are exact zeros before the second block's ReLU."""
     torch.manual_seed(0)

@@ -87,6 +87,7 @@ def parallel_functions(mod: tvm.IRModule) -> int:
     return sum("T.parallel(" in f.script() for f in kernels)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_against_upstream(name: str) -> None:
     shape, program, parallel = PROGRAMS[name]
@@ -114,6 +115,7 @@ def test_one_core_wakes_no_others() -> None:
     assert "T.parallel(" not in kernels.script()
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 3)], ids=["last", "first"])
 def test_dtypes(dtype: str, axes: tuple[int, ...]) -> None:

@@ -76,6 +76,7 @@ def run(func: Any, image: np.ndarray, result: np.ndarray) -> bytes:
     return args[-1].numpy().tobytes()
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("shape", "taps", "stride", "dtype", "form"),
     [

@@ -25,6 +25,7 @@ class OnTheHost(Packs):
         """Leaves it."""
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_numbers(name: str) -> None:
     """As without the schedule, bit for bit."""

@@ -145,6 +145,7 @@ TARGET = tvm.target.Target(
 )  # fmt: skip
 
 
+@pytest.mark.longer_cases("NCHW")
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_what_is_reduced_waits_in_registers(layout: str) -> None:
@@ -247,6 +248,7 @@ def test_what_two_sums_are_read_by_stays_behind_them() -> None:
     np.testing.assert_allclose(run(schedule, [a, b], shape[:3]), want, rtol=0, atol=1e-4)
 
 
+@pytest.mark.share(4)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("row", RELAX, ids=lambda row: row.key)
 def test_a_half_reduction_becomes_device_code(row: Any) -> None:

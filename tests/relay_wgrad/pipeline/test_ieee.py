@@ -19,6 +19,7 @@ from tests.support.compiled import virtual_machine
 from tests.support.ieee import wrong
 
 
+@pytest.mark.share(3)  # float16 and bfloat16
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
 def test_fused_kernels(dtype: str) -> None:
     assert not wrong(dtype, "llvm", cpu_pipeline(), tvm.cpu())
@@ -72,6 +73,7 @@ def test_bfloat16_is_rounded_after_each_operator() -> None:
     np.testing.assert_array_equal(powers, wide.astype("float32"))
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("channels", [15, 16, 32])
 @pytest.mark.parametrize("has_relu", [False, True])

@@ -17,6 +17,7 @@ from tests.support.cuda_source import cuda_source
 from tests.support.math_functions import module, wrong
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_on_the_cpu(dtype: str) -> None:
     target = legalize.cpu.host_target()

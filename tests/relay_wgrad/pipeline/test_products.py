@@ -61,6 +61,7 @@ def error(mod: tvm.IRModule, dtype: str, turned: str = "", n: int = 5) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
+@pytest.mark.share(5)  # each way, in some dtype
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
 def test_two_matrices(turned: str, dtype: str) -> None:
@@ -71,6 +72,7 @@ def test_two_matrices(turned: str, dtype: str) -> None:
     assert error(mod, dtype, turned) <= ERROR[dtype]
 
 
+@pytest.mark.share(5)  # each number of rows, in some dtype
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("rows", [1, 3, 8, 31, 64, 129])
 def test_few_rows_by_a_large_weight(rows: int, dtype: str) -> None:
@@ -80,6 +82,7 @@ def test_few_rows_by_a_large_weight(rows: int, dtype: str) -> None:
     assert error(mod, dtype, "b") <= ERROR[dtype]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("shapes", [
     ((2, 3, 33, 17), (2, 3, 17, 40)), ((6, 8, 64), (6, 64, 8)), ((N, 4, 19, 20), (N, 4, 20, 21)),
@@ -107,6 +110,7 @@ def test_rows_of_several_axes_or_an_open_number(shapes: tuple[Shape, Shape]) -> 
     assert error(mod, "float32", n=9) <= ERROR["float32"]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("shapes", [
     ((3, 64), (64, 400)), ((16, 16), (16, 16)), ((4, 3, 5), (4, 5, 6)),
     ((4, 33, 17), (1, 17, 40)), ((33, 17), (4, 17, 40)), ((4, 64), (64,)),

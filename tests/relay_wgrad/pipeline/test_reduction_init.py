@@ -59,7 +59,7 @@ def at_zero(shapes: Sequence[Any]) -> list[list[int]]:
     return [[x if isinstance(x, int) else 0 for x in shape] for shape in shapes]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("pipeline", ["ours", "stock"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_sizes_of_the_run(case: Any, pipeline: str) -> None:
@@ -93,6 +93,7 @@ def test_what_has_no_elements_stays_so() -> None:
         assert ran(module(body, shape, letter=0), cpu_pipeline(), shape).shape[1] == 0
 
 
+@pytest.mark.share(5)  # a layout each, in groups and not
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_gradients_of_no_images(groups: int, layout: str) -> None:
@@ -110,6 +111,7 @@ def test_gradients_of_no_images(groups: int, layout: str) -> None:
     np.testing.assert_array_equal(dw.numpy(), np.zeros(shapes[1]))
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("rows", [0, 1, 4])
 def test_gradients_of_losses_of_an_open_batch(rows: int, dtype: str) -> None:

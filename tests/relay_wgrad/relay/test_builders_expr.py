@@ -360,6 +360,7 @@ def test_long_chains_are_built_and_printed():
     assert relay.bind(mod["main"], {x: relay.const([1.0, 2.0])}).params == ()
 
 
+@pytest.mark.longer("a process; of the whole package stays")
 def test_importing_registers_nothing_with_tvm():
     code = (
         "import tvm; before = set(tvm.ir.Op.list_op_names());"

@@ -98,6 +98,7 @@ def test_a_value_that_is_asked_for_is_computed_first() -> None:
     assert folded(relay.take(X, relay.take(index, const([0], "int32"), mode="fast"))).data == [3.0]
 
 
+@pytest.mark.longer("a program of each; the generator's share stays")
 def test_values() -> None:
     """Folded, and compiled as constants: one program each."""
     cases: list[tuple[Any, Any]] = [

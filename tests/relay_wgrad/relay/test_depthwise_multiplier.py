@@ -92,6 +92,7 @@ def close(got: Array, want: Array) -> bool:
     )
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("data_layout", "kernel_layout"), LAYOUTS)
 def test_value_gradients_and_text(data_layout: str, kernel_layout: str) -> None:
     case = Case(data_layout, kernel_layout)
@@ -102,6 +103,7 @@ def test_value_gradients_and_text(data_layout: str, kernel_layout: str) -> None:
         assert relay.structural_equal(relay.fromtext(relay.astext(mod)), mod)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     ("data_layout", "kernel_layout", "desired"),
     [

@@ -22,6 +22,7 @@ from tests.support.timing import seconds
 VECTOR = "Tensor[(3), float32]"
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("annotations", [False, True])
 @pytest.mark.parametrize("name", fixture_texts())
 def test_the_types_that_relay_printed(name: str, annotations: bool) -> None:

@@ -31,7 +31,7 @@ def outputs_of(name: str) -> bool:
 
 
 @pytest.mark.longer_cases("resnet8_cifar_grad", why="whole networks; smaller ones stay")
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", [n for n in fixture_names("*") if outputs_of(n)])
 def test_outputs_of_real_relay(name: str) -> None:
     """Each output within 1e-4 of Relay 0.19's, in relative norm.
@@ -160,6 +160,7 @@ def nested(depth: int, items: int = 0) -> ast.IRModule:
     return ast.IRModule({"main": ast.Function((x,), body)})
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("module", [nested(490), nested(20_000, 20_000), nested(20_000, 19_600)])
 def test_tuples_within_tuples(module: ast.IRModule) -> None:
     found = GraphModule(build(module, "llvm")["default"](tvm.cpu()))

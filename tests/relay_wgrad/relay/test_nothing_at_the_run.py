@@ -58,6 +58,7 @@ REDUCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("size", ["n", "?"])
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_what_has_a_value(name: str, size: str) -> None:
@@ -74,6 +75,7 @@ def test_known_sizes_give_the_same(name: str) -> None:
     np.testing.assert_array_equal(ran(body, (0, 3))(ones(0, 3)), want)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin"])
 def test_there_is_none_to_choose(name: str) -> None:
     words = re.escape(f"{name}: no element to choose of (0, 3) along axis 0")
@@ -141,6 +143,7 @@ WINDOWS: dict[str, tuple[Callable[[Any], Any], Any, Any, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_larger_than_the_image(name: str) -> None:
     body, shape, given, words = WINDOWS[name]

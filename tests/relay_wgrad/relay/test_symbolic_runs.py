@@ -35,6 +35,7 @@ def check(made: Program) -> None:
         assert distance < 1e-5, (made, sizes, distance)
 
 
+@pytest.mark.share(7)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs(seed: int) -> None:
     check(program(seed))
@@ -112,6 +113,7 @@ def test_means_over_an_axis_of_unknown_size() -> None:
     assert np.allclose(entropy(real), -(real * real).sum() / 2)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("layout", "shape", "of_the_run"),
     [

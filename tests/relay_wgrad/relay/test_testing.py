@@ -168,6 +168,7 @@ def test_arguments(name):
     assert got == SIGNATURES[name]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_network_lowers(name):
     make, shape, some, total = NETWORKS[name]

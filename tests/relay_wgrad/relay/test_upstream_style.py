@@ -54,6 +54,8 @@ def _lets(length: int) -> relay.Function:
     return relay.Function([x], body)
 
 
+@pytest.mark.longer_cases("_lets-20000")
+@pytest.mark.share(3)
 @pytest.mark.parametrize("length", [1, 20_000])
 @pytest.mark.parametrize("make", [_chain, _lets])
 def test_visitors_of_a_users_own(make: Any, length: int) -> None:

@@ -286,6 +286,7 @@ def stepped(model: Any, of: nn.Module, x: Any, dtype: torch.dtype | None) -> lis
     return [y.detach(), *(p.grad for p in of.parameters()), *of.buffers()]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("dtype", "autocast"), [(torch.bfloat16, True), (torch.float16, True), (torch.float16, False)]
 )
@@ -384,7 +385,7 @@ class Attending(nn.Module):
         return self.last(y[:, 0]).square().sum()
 
 
-@pytest.mark.longer_cases("False")
+@pytest.mark.longer_cases("False", "True-False", why="with what PyTorch runs stays")
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.filterwarnings("ignore:relay_wgrad. PyTorch runs this")

@@ -27,6 +27,7 @@ WRITING: dict[str, Any] = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", WRITING)
 @pytest.mark.filterwarnings("ignore:relay_wgrad. PyTorch runs this")
 def test_decompositions_write_nothing_in_place(name: str) -> None:

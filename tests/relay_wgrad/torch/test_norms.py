@@ -137,6 +137,7 @@ def check(kind: str, half: Any) -> None:
         assert error <= max(2 * usual, 2e-2 if half else 1e-5), (kind, error, usual)
 
 
+@pytest.mark.share(3)
 @pytest.mark.longer_cases(
     "plain-half1",
     "relu-half1",
@@ -164,7 +165,7 @@ def test_numbers_and_what_is_found(kind: str, half: Any, found: list[list[str]])
     assert Counter(ops) == want + Counter({f"_backward{name}": n for name, n in want.items()})
 
 
-@pytest.mark.longer_cases("half1")
+@pytest.mark.longer
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.usefixtures("found")
 def test_compiled_here(half: Any) -> None:
@@ -173,6 +174,7 @@ def test_compiled_here(half: Any) -> None:
     assert not [graph.reason for graph in compiled_graphs()[-2:] if graph.reason]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("activation", ["", "relu", "relu6", "silu"])
 @pytest.mark.parametrize("added", [False, True])
 def test_ops(activation: str, added: bool) -> None:

@@ -231,6 +231,7 @@ def lanes(registered: None, monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
     return on_lanes(monkeypatch)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("way", [_step, _pieces, _compiled])
 def test_each_part_is_a_graph(
@@ -255,6 +256,7 @@ def test_each_part_is_a_graph(
         assert launches >= 16 - LATER - WARM * before - 2 * (MISSES + 1)
 
 
+@pytest.mark.share(5)  # a seed each way
 @pytest.mark.parametrize("way", [_step, _pieces, _compiled])
 @pytest.mark.parametrize("seed", range(4))
 def test_loops(way: Any, seed: int, lanes: list[Lane]) -> None:

@@ -24,7 +24,7 @@ def quick() -> Iterator[None]:
         yield
 
 
-@pytest.mark.longer_cases("4", "5", "6", "7", "8", "9")
+@pytest.mark.longer_cases("4", "5", "6", "7", "8", "9", "2", "3", "1")
 @pytest.mark.parametrize("part", range(10))
 def test_random_configurations(part: int) -> None:
     """Ten each, 100 in all: PyTorch's numbers; first and second order by finite differences.
@@ -54,6 +54,8 @@ TYPICAL_TRANSPOSED = Config(
 BOTH = pytest.mark.parametrize("config", [TYPICAL, TYPICAL_TRANSPOSED], ids=["conv", "transpose"])
 
 
+@pytest.mark.longer("finite differences along random ways stay")
+@pytest.mark.share(2)
 @BOTH
 def test_the_whole_jacobian(config: Config) -> None:
     operands = config.operands(0)
@@ -61,6 +63,7 @@ def test_the_whole_jacobian(config: Config) -> None:
     assert torch.autograd.gradgradcheck(config.ours, operands, fast_mode=True)
 
 
+@pytest.mark.share(3)  # a dtype each way
 @BOTH
 @pytest.mark.parametrize("dtype", UNIT, ids=str)
 def test_dtypes(config: Config, dtype: torch.dtype) -> None:
@@ -91,6 +94,7 @@ def test_memory_orders_are_pytorchs(c: int, k: int, size: int, which: str) -> No
     assert ours(x).stride() == theirs(x).stride()
 
 
+@pytest.mark.share(5)
 @BOTH
 @pytest.mark.parametrize("which", ["input", "weight", "both"])
 def test_channels_last_is_kept(config: Config, which: str) -> None:
@@ -298,6 +302,7 @@ def test_large_problems_run_in_parallel() -> None:
     assert max(map(error, got, want)) < 2e-6
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", ConvKind)
 @pytest.mark.parametrize("layouts", [("NCHW", "OIHW"), ("NHWC", "OHWI")])
 def test_explicit_padding(kind: ConvKind, layouts: tuple[str, str]) -> None:

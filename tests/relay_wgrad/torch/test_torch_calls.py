@@ -51,7 +51,7 @@ def seen_operators(function: Callable[[], Any]) -> list[str]:
     return names
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("part", range(4))
 def test_same_results_as_the_operators(part: int) -> None:
     """Bit for bit, forward and gradients, in both memory orders, first and later calls."""

@@ -151,18 +151,20 @@ def check(name: str, transform: Any) -> None:
 
 
 # Those that build more than a few kernels are in `test_all`.
+@pytest.mark.share(5)
 @pytest.mark.parametrize("transform", [t for t in TRANSFORMS if "jacfwd" not in t])
 def test_transforms_of_convolution(transform: str) -> None:
     check("convolution", TRANSFORMS[transform])
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "convolution"])
 def test_functions(name: str) -> None:
     for transform in ("jvp", "hessian", "jvp of jvp of grad"):
         check(name, TRANSFORMS[transform])
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(11)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_all(name: str, transform: str) -> None:

@@ -55,6 +55,7 @@ def test_small_numbers_beside_large_ones(wide: list[torch.Tensor]) -> None:
     assert rt.convolution(x, torch.full((64, 64, 3, 3), 1e-3), padding=1).isfinite().all()
 
 
+@pytest.mark.longer("each choice is compiled; that it is asked for stays")
 def test_winograd_is_a_choice(wide: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Other sums, so other bits; kernels of both kinds side by side; what counts is the run."""
     asked = []
@@ -102,6 +103,7 @@ FAR = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", FAR)
 @pytest.mark.parametrize("last", [False, True])
 def test_mostly_padding(name: str, last: bool) -> None:

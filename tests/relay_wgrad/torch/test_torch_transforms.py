@@ -77,6 +77,7 @@ def samples(convolution: Any) -> Any:
     )
 
 
+@pytest.mark.share(4)  # each outer one
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("inner", [gradient, second, samples], ids=lambda f: f.__name__)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -103,6 +104,7 @@ def test_compiled_autograd() -> None:
     assert error(got, w.grad) < 1e-12
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("last", [False, True])
 def test_batched_gradients_of_autograd(last: bool) -> None:
     """vectorize=True and is_grads_batched=True are another vmap than `torch.func`'s."""
@@ -182,6 +184,7 @@ def test_symbolic_trace(kind: str, bias: bool) -> None:
 
 
 # The output paddings: one that the kernel makes, one of which a row is made after it.
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -52,6 +52,14 @@ def parameter_gradients(model: Any, x: torch.Tensor) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters()]
 
 
+@pytest.mark.longer_cases(
+    "plain",
+    "no bias",
+    "valid",
+    "circular",
+    "transpose groups",
+    why="strides, sizes by words, a border and a transposed one stay",
+)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even:UserWarning")  # PyTorch's own
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_are_drop_ins(name: str) -> None:
@@ -82,6 +90,7 @@ def test_output_size() -> None:
         ours(x, output_size=[30, 30])
 
 
+@pytest.mark.longer("gradients are compared elsewhere")
 def test_a_training_loop_learns() -> None:
     """A compiled kernel whose gradient had the wrong sign or scale would not."""
     torch.manual_seed(0)
@@ -98,6 +107,7 @@ def test_a_training_loop_learns() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.longer("a graph of these operators is compiled under autocast")
 @pytest.mark.longer_cases("False")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(dynamic: bool) -> None:
@@ -140,6 +150,7 @@ ARGUMENTS = {
 TAIL = ([1, 1], [0, 0, 0, 0], [1, 1], 2, None, None, None)
 
 
+@pytest.mark.longer_cases("False", why="one memory order stays")
 @pytest.mark.parametrize("kind", ConvKind)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -173,6 +184,7 @@ def test_vmap(dims: tuple[int | None, ...], transposed: bool) -> None:
     assert error(got, want) < 1e-12
 
 
+@pytest.mark.longer("samples within transforms stay")
 def test_per_sample_gradients() -> None:
     """vmap over grad, also of second order."""
     w, x = torch.randn(4, 2, 3, 3, dtype=torch.float64), torch.randn(3, 1, 4, 6, 6).double()

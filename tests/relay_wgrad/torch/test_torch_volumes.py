@@ -109,6 +109,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("name", "args", "options"), MODULES)
 def test_modules(name: str, args: Any, options: Any) -> None:
     """The parameters of `torch.nn`'s, and its numbers."""
@@ -166,6 +167,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str) -> None:
     operands = [t.detach() for t in SMALL.operands(4)]

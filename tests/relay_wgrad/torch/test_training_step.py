@@ -129,6 +129,7 @@ def loop(model: Any, optimizer: Any, scaler: Any = None) -> list[float]:
     return losses
 
 
+@pytest.mark.share(3)  # an optimizer with a scaler, one without
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_loops_equal_eager_ones(step: Any, name: str, scaled: bool) -> None:

@@ -265,6 +265,7 @@ def test_numbers_of_one_value_are_of_one_type() -> None:
         assert torch.equal(torch.signbit(step(X * 0)), torch.signbit(twin(X * 0)))
 
 
+@pytest.mark.longer("a bound of time")
 def test_comparing_takes_little_of_the_host() -> None:
     """A bound for busy machines; `python -m benchmarks cpu host` has the time."""
     blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()) for _ in range(12)]
@@ -293,6 +294,7 @@ class ByName(nn.Module):
         return self.layer(x) * self.scale * self.read(self)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "read",
     [
@@ -314,6 +316,7 @@ def test_attributes_that_come_later(read: Any) -> None:
     compare(step, twin)
 
 
+@pytest.mark.longer("programs of four sizes; threads of first calls stay")
 def test_threads_share_a_step() -> None:
     """Each call of many threads, which change sizes in turns, is right."""
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()

@@ -96,6 +96,7 @@ def ran(function: Callable[..., Any]) -> list[torch.Tensor]:
     return found + held
 
 
+@pytest.mark.share(3)  # with graphs and without
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)

@@ -37,6 +37,7 @@ class Net(nn.Module):
         return y.mean((2, 3)) if self.pooled else y
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("pooled", [True, False])
 def test_evaluation(pooled: bool) -> None:
     """Of ten samples in batches of four, with running statistics and without dropout."""

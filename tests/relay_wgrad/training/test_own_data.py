@@ -265,6 +265,7 @@ def test_weights_that_do_not_belong_are_refused() -> None:
         to_onnx(graph, graph.params, residual_net(blocks=0, channels=4))
 
 
+@pytest.mark.longer("pages' code is run")
 def test_the_loop_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[3] / "docs" / "howto" / "training.md").read_text()
     section = text.partition("## Your own model and data")[2]

@@ -210,6 +210,7 @@ def test_other_parameters_are_trained_from_a_state(tmp_path: Any) -> None:
         assert relative(average, averages[known].numpy()) < 1e-12
 
 
+@pytest.mark.longer
 def test_adam_goes_on_with_fewer_parameters(tmp_path: Any) -> None:
     graph = from_onnx(residual_net(blocks=0, size=6))
     path, few = tmp_path / "s.safetensors", graph.partial("fc_*")
@@ -253,6 +254,7 @@ def test_frozen_norms_of_a_file() -> None:
     assert isinstance(graph.module, tvm.IRModule)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_max_pooling_keeps_a_byte_for_each_window(layout: str) -> None:
     """What it pools, and ReLU before it, are not alive in the backward part."""

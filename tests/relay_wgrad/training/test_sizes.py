@@ -190,6 +190,7 @@ def test_gradients_and_losses(graph: TrainingGraph, on: Any) -> None:
     assert equal(snapshot(one), kept)
 
 
+@pytest.mark.longer("of PyTorch's functions stays")
 def test_the_least_recently_used_goes(graph: TrainingGraph, on: Any) -> None:
     fixed = {n: on(Trainer, graph.of_batch(n), **MOMENTUM) for n in (4, 3, 1)}
     given = batches((4, 4, 4, 4, 3, 4, 1, 3, 4, 4, 1))
@@ -237,6 +238,7 @@ def test_what_goes_is_gone(graph: TrainingGraph, on: Any, counted: Counting) -> 
         gc.enable()
 
 
+@pytest.mark.longer
 def test_a_state_goes_on_in_other_sizes(graph: TrainingGraph, on: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     path, given = tmp_path / "state.safetensors", batches(SIZES * 2)

@@ -17,6 +17,7 @@ from relay_wgrad.training.trainer import Trainer
 pytestmark = pytest.mark.usefixtures("registered")
 
 
+@pytest.mark.longer("steps are compared elsewhere, and examples train modules")
 def test_training_is_pytorchs() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(

@@ -203,6 +203,7 @@ def test_step_with_masks_and_statistics_is_pytorchs() -> None:
             np.testing.assert_allclose(run.params[name].numpy(), value, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.longer
 def test_running_variance_differs_from_torch_by_bessel() -> None:
     """ONNX keeps the population variance, `torch.nn.BatchNorm2d` n/(n-1) times it."""
     graph = from_onnx(residual_net(blocks=0), dtype="float64")
@@ -222,7 +223,8 @@ def test_running_variance_differs_from_torch_by_bessel() -> None:
     )
 
 
-@pytest.mark.share(3)
+@pytest.mark.longer
+@pytest.mark.share(7)
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_default_learning_rates(optimizer: str) -> None:
     graph = from_onnx(residual_net(blocks=0))

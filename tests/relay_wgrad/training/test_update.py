@@ -163,6 +163,7 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
         state.check(tmp_path / "s.safetensors", ours.graph, "momentum", Update(ema=0.8))
 
 
+@pytest.mark.longer("of single steps stays")
 def test_an_overflow_leaves_out_all_that_is_accumulated(tmp_path: Path) -> None:
     """Once, at the last of them, and the scale is halved once."""
     graph = from_torch(Net(), (X.float(),))
@@ -188,6 +189,7 @@ def test_an_overflow_leaves_out_all_that_is_accumulated(tmp_path: Path) -> None:
     assert (ours.loss_scale, ours.skipped, ours.good_steps) == (64.0, 1, 1)
 
 
+@pytest.mark.longer
 def test_a_state_has_its_update(tmp_path: Path) -> None:
     update = Update(ema=0.9, schedule="linear(steps=10, last=0.5)", weight_decay=0.1)
     ours, path = made("sgd", update), tmp_path / "s.safetensors"

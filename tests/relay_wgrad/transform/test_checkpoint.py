@@ -107,6 +107,7 @@ def test_recomputed_in_the_backward_part() -> None:
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.longer_cases("resnet50", "shufflenet", why="a smaller one stays")
 @pytest.mark.parametrize("name", ["resnet50", "shufflenet", "squeezenet"])
 def test_regions_of_bundled_networks(name: str) -> None:
     graph = from_onnx(name, batch=1, checkpoint="auto")

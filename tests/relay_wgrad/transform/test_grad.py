@@ -63,7 +63,7 @@ def close(got: np.ndarray[Any, Any], want: torch.Tensor) -> None:
     assert np.linalg.norm(got - expected) <= 1e-11 * np.linalg.norm(expected)
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_orders_against_pytorch(order: int, symbolic: bool) -> None:

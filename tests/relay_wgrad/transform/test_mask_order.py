@@ -51,6 +51,7 @@ def gradient(mod: tvm.IRModule, *args: Any) -> Any:
     return vm[ADJOINT](*map(tvm.runtime.tensor, args))[1][0].numpy()
 
 
+@pytest.mark.longer
 def test_the_same_bits_on_a_quarter() -> None:
     """Ties, windows without a positive pixel, NaN and infinities among them; as PyTorch's."""
     before = step(pooled)
@@ -91,6 +92,7 @@ def test_a_mask_of_what_was_joined() -> None:
     np.testing.assert_array_equal(gradient(after, x, z), gradient(before, x, z))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("change", [
     lambda e, a, b: e(op.concat([b, a], 1)),  # another order
     lambda e, a, b: e(op.concat([a, e(op.exp(b))], 1)),  # a part that is no ReLU

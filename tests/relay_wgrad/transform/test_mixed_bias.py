@@ -60,6 +60,7 @@ def test_another_sum_is_float32(bias: tuple[int, ...]) -> None:
     assert dtypes(mixed_precision(forward(bias), dtype="bfloat16"), "main", "add") == ["float32"]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("wide", [True, False])
 def test_gradients_are_float32_sums(half: str, wide: bool) -> None:

@@ -92,6 +92,7 @@ FORMS = {  # operands' shapes; whether each and the result are transposed; the o
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_form(form: str) -> None:
     first, second, transposed, wanted = FORMS[form]
@@ -194,6 +195,7 @@ def test_rows_of_several_axes() -> None:
     relax.analysis.well_formed(raised)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_gradients_of_rows_of_several_axes(dtype: str) -> None:
     """A weight's is written as a sum of a product for each image."""

@@ -146,6 +146,7 @@ STEMS = (
 )
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("form", "stems"), [
     ("blocks", STEMS[::2]), ("rows", STEMS[:2]), ("windows", STEMS[1:]),
 ])  # fmt: skip

@@ -32,6 +32,7 @@ def _kernel(problem: ConvProblem) -> Kernel:
     return next(kernel for kernel in kernels if kernel.family == depthwise_shares.FAMILY.name)
 
 
+@pytest.mark.longer("by g++; kernels of other families stay")
 @pytest.mark.parametrize("kind", list(ConvKind))
 def test_parts_of_tiles_and_what_is_no_number(kind: ConvKind, tmp_path: Path) -> None:
     problems = [_problem(kind, line) for line in LINES]

@@ -26,6 +26,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return library(tmp_path_factory.mktemp("kernels"), *kernels)
 
 
+@pytest.mark.share(3)
 @pytest.mark.longer_cases("wgrad n=1 c=103", why="large blocks")
 @pytest.mark.parametrize(("problem", "epilogue"), SMALL, ids=str)
 def test_what_kernels_compute(

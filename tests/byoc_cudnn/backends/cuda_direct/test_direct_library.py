@@ -48,6 +48,7 @@ TABLE: list[tuple[int, Any, str]] = [
 ]
 
 
+@pytest.mark.longer("compiles C++; of cuDNN's library stays")
 @pytest.mark.parametrize(("place", "value", "message"), TABLE)
 def test_attributes_are_checked(place: int, value: Any, message: str, library: Any) -> None:
     arguments_ = given(PROBLEM)

@@ -141,6 +141,7 @@ def test_operands_in_any_order() -> None:
     assert by_shape == {shapes["b"]: "bias", shapes["w"]: "weight", shapes["x"]: "data"}
 
 
+@pytest.mark.longer("compiles C++; so do the tests beside it")
 def test_build_without_a_gpu(tmp_path: Path) -> None:
     problem = ConvProblem.parse(f"dgrad n=2 c=8 h=9 w=8 k=16 r=3 s=3 {NHWC}")
     out, _ = byoc_cudnn.partition_for_cudnn(problem_module(problem), strict=True)
@@ -163,11 +164,13 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return library, library.virtual_machine(tvm.cpu())
 
 
+@pytest.mark.longer("compiles C++")
 def test_before_anything_has_run(on_cpu: Any) -> None:
     assert on_cpu[0].plans() == []
     assert on_cpu[0].release() >= 1  # nothing, of the libraries that are there
 
 
+@pytest.mark.longer("compiles C++")
 def test_a_tensor_that_is_not_on_the_device(on_cpu: Any) -> None:
     shapes = ((2, 7, 6, 16), (2, 9, 8, 8))
     args = [tvm.runtime.tensor(np.zeros(shape, "float32")) for shape in shapes]
@@ -231,6 +234,7 @@ HEADER = "relay-wgrad cudnn plans 1\n"
 GOOD = "key\t7:2=8,13=1\t0.250000\n"
 
 
+@pytest.mark.longer("compiles C++")
 def test_what_is_timed(record_program: Path, tmp_path: Path) -> None:
     """The begin of each list, until four in a row take twice as long; the last resort at need."""
 

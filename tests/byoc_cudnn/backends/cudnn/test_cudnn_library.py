@@ -89,6 +89,7 @@ def copied(real: tuple[Setting, Any], tmp_path: Path) -> Setting:
     return setting
 
 
+@pytest.mark.longer("compiles C++")
 def test_another_process_compiles_nothing(real: tuple[Setting, Any]) -> None:
     setting, _ = real
     (path,) = setting.files

@@ -175,7 +175,7 @@ def build(source: str, folder: Path, harness: str = "", warnings: bool = False) 
     return folder / "program"
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_programs_build(name: str, tmp_path: Path) -> None:
     """Without a warning, and without a GPU the program says so."""
@@ -188,7 +188,7 @@ def test_programs_build(name: str, tmp_path: Path) -> None:
         assert "no NVIDIA driver is here" in done.stderr
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("line", [*list(PROBLEMS.values())[1:], *MORE])
 def test_reference(line: str, tmp_path: Path) -> None:
     """The program's second opinion, every element, against PyTorch in float64."""
@@ -253,6 +253,7 @@ def by_pytorch(problem: ConvProblem, tensors: dict[str, torch.Tensor]) -> torch.
     return gradient
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("dtype", "cpp", "narrow"),
     [("f16", "Half", np.float16), ("bf16", "BFloat16", ml_dtypes.bfloat16)],

@@ -269,6 +269,7 @@ def test_a_library_for_two_gpus(needs_nvcc: None, tmp_path: Path) -> None:
 # ---- without nvcc --------------------------------------------------------------------------------
 
 
+@pytest.mark.longer
 def test_without_nvcc_one_message_says_what_to_install(tmp_path: Path) -> None:
     problem = ConvProblem.parse(f"dgrad n=2 c=8 h=9 w=8 k=16 r=3 s=3 {NHWC}")
     out, _ = byoc_cudnn.partition_for_cutlass(problem_module(problem), strict=True)
@@ -314,6 +315,7 @@ def _symbols(library: Path, *flags: str) -> list[str]:
     return [line.split()[-1] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.longer("nvcc takes a quarter of a minute")
 def test_a_kernel_compiles_and_links(one: tuple[Path, str]) -> None:
     _check_linked(*one, ["wgrad"])
 
@@ -348,6 +350,7 @@ def test_a_second_build_compiles_nothing(
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
+@pytest.mark.longer("compiles C++")
 def test_a_library_through_tvm(one: tuple[Path, str], tmp_path: Path) -> None:
     """The stock pipeline links the objects; the loaded library checks what it is given."""
     line, _, options = CASES["wgrad"]

@@ -31,7 +31,14 @@ MASKED = {
 
 
 @pytest.mark.longer_cases(
-    "densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet", "shuf"
+    "densenet121",
+    "inception_v2",
+    "vgg19",
+    "inception_v1",
+    "zfnet512",
+    "alexnet",
+    "shuf",
+    "resnet50",
 )
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", BUNDLED)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.mark.longer_cases(
-    "densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet"
+    "densenet121", "inception_v2", "vgg19", "inception_v1", "zfnet512", "alexnet", "resnet50"
 )
 @pytest.mark.parametrize("name", BUNDLED)
 def test_all_bundled_models_import_and_differentiate(name: str) -> None:
@@ -123,6 +123,7 @@ def test_arguments_are_checked() -> None:
         graph.gradient(["weight"])
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("name", "momentum"), [("sgd", 0.0), ("sgd", 0.5), ("adam", 0.0)])
 def test_updates_are_pytorchs(name: str, momentum: float) -> None:
     torch = pytest.importorskip("torch")

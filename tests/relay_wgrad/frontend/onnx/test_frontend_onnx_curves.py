@@ -12,6 +12,7 @@ from tests.support.onnx.models import draw, node, tiny
 pytestmark = pytest.mark.usefixtures("registered")
 
 
+@pytest.mark.longer_cases("AffineGrid", "GridSample")
 @pytest.mark.share(3)
 @pytest.mark.parametrize("name", CURVES)
 def test_row(name: str) -> None:

@@ -60,7 +60,7 @@ OPS: dict[str, tuple[onnx.NodeProto, dict[str, np.ndarray]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", OPS)
 def test_op(name: str) -> None:
     proto, weights = OPS[name]
@@ -98,6 +98,7 @@ FORWARD: dict[str, tuple[onnx.NodeProto, dict[str, np.ndarray]]] = {
 }
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", FORWARD)
 def test_convolution_without_a_stock_gradient(name: str) -> None:
     proto, weights = FORWARD[name]
@@ -120,6 +121,7 @@ def test_convolution_without_a_stock_gradient(name: str) -> None:
     assert relative(result, expected) < 1e-12
 
 
+@pytest.mark.longer
 def test_gemm_with_every_attribute() -> None:
     weights = {"w": draw(5, 3), "b": draw(5)}
     check(tiny([node("Gemm", "w", "b", transB=1, alpha=0.5, beta=2.0)], (4, 3), weights))

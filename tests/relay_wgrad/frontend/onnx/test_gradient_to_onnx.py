@@ -26,6 +26,7 @@ def small(**options: Any) -> TrainingGraph:
                      dropout="mask", **options)  # fmt: skip
 
 
+@pytest.mark.longer_cases("NHWC", why="channels first stay")
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_a_step_is_the_compiled_one(layout: str) -> None:
     """Loss, logits, statistics, gradients and new parameters; no operator but ONNX's own."""

@@ -84,7 +84,7 @@ def model(body: str, opset: int = 18) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
 
 
-@pytest.mark.longer_cases("norm", "dropout", "inference", "instances")
+@pytest.mark.longer_cases("norm", "dropout", "noise", "stochastic", "inference", "instances")
 @pytest.mark.parametrize("body", BODY)
 def test_predicts_as_evaluated(body: str) -> None:
     proto = model(body)

@@ -87,7 +87,7 @@ def test_how_many_there_are() -> None:
     assert ops["ConvTranspose"] >= 11
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c[1])
 def test_node(case: Any, registered: None) -> None:
     graph = _training_graph(case)
@@ -98,6 +98,7 @@ def test_node(case: Any, registered: None) -> None:
     np.testing.assert_allclose(result.numpy(), case[4], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("made", "weight", "shape"),
     [
@@ -149,6 +150,7 @@ MISSING = [  # (kernel, stride, auto_pad, output_shape): of two rows 1, 2 by tap
 ]  # fmt: skip
 
 
+@pytest.mark.share(4)  # each rank and each kind of missing rows
 @pytest.mark.parametrize(("kernel", "stride", "auto", "size"), MISSING)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_rows_that_no_tap_reaches(

@@ -164,6 +164,7 @@ def test_elementwise() -> None:
     agree(run(model_of(nodes, values, list(rows)), values)[1], wanted, 1e-7)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("how", ["mean", "sum", "none"])
 def test_cross_entropy(how: str) -> None:
     """Pixels' labels, weights of classes, labels that are ignored, as attribute and operand."""
@@ -246,6 +247,7 @@ def test_every_operator_is_tested() -> None:
     assert not [op for op in names if f'"{op}"' not in text]
 
 
+@pytest.mark.longer("of benchmarks")
 def test_a_written_network() -> None:
     """`Tape`, by which the benchmark writes its networks: branches that meet again."""
     tape = Tape((2, 3, 9, 8))

@@ -99,6 +99,7 @@ def difference(graph: TrainingGraph, vm: Any, count: int) -> float:
     return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs)
 
 
+@pytest.mark.longer_cases("None", why="a file of four images stays")
 @pytest.mark.parametrize("batch", [None, "N"])
 def test_value_and_gradient(batch: str | None) -> None:
     """Of an open file as it is, and of one for four images."""
@@ -247,6 +248,7 @@ def strided(batch: Any, inner: list[int] | None = None) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize(("of_file", "batch"), [("n", None), (2, "N"), (2, 4), (2, 1)])
 def test_another_stride_is_every_image(of_file: Any, batch: Any) -> None:
     """Of more images than the file had, the first ones alone were once taken."""

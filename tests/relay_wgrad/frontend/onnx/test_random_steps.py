@@ -109,6 +109,7 @@ def model_of(nodes: Any, inputs: Any, outputs: Any, held: Any, opset: int) -> on
     return helper.make_model(graph, opset_imports=opsets)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose", "MaxPool", "AveragePool"])
 def test_random_layers(kind: str) -> None:
     for seed in range(12):

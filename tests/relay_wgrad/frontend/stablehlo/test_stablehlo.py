@@ -41,7 +41,15 @@ def lowered(f: Any, *given: Any) -> Any:
 # ---- operations ----------------------------------------------------------------------------------
 
 
-@pytest.mark.longer_cases("places", "activations", "functions")
+@pytest.mark.longer_cases(
+    "places",
+    "activations",
+    "functions",
+    "pairs",
+    "sums",
+    "products",
+    why="views, products and windows stay",
+)
 @pytest.mark.parametrize("group", GROUPS)
 def test_values_and_gradients(group: str) -> None:
     """Each case's value and gradients; a group is one program."""
@@ -62,6 +70,7 @@ def test_constants_and_inputs_are_results() -> None:
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_other_dtypes(dtype: str) -> None:
     """Constants of bfloat16, casts between, a convolution with a wider result."""
@@ -169,7 +178,7 @@ def test_what_jax_does_not_write() -> None:
 # ---- convolutions --------------------------------------------------------------------------------
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("block", range(10))
 def test_random_convolutions(block: int) -> None:
     """Value and gradients by both operands; all of a plain convolution's are recognised."""
@@ -238,16 +247,7 @@ def test_nothing_is_met() -> None:
 # ---- networks ------------------------------------------------------------------------------------
 
 
-@pytest.mark.longer_cases(
-    "resnet",
-    "resnext",
-    "unet",
-    "dcgan",
-    "dilated",
-    "mobile",
-    "convnext",
-    why="whole networks; smaller ones stay",
-)
+@pytest.mark.longer("whole networks")
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_networks(kind: str) -> None:
     """Value and every gradient to 1e-9; every convolution is recognised, in its own layout."""

@@ -211,7 +211,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.longer_cases("evaluated", "volumes", "windows")
+@pytest.mark.longer
 @pytest.mark.parametrize("name", NETS)
 def test_nets(name: str) -> None:
     torch.manual_seed(1)

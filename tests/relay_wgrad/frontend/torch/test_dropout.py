@@ -84,7 +84,9 @@ def loss(graph: Any, batch: dict[str, Any]) -> float:
     return float(vm["main"](*given)[0].numpy())
 
 
-@pytest.mark.longer_cases("1d", "3d", "function 2d", "function alpha", "heads", "encoder", "gru")
+@pytest.mark.longer_cases(
+    "1d", "2d", "3d", "feature", "function 2d", "function alpha", "heads", "encoder", "gru", "lstm"
+)
 @pytest.mark.parametrize(("function", "layer"), KINDS.values(), ids=KINDS)
 def test_every_kind(function: Any, layer: Any) -> None:
     """Drawn where it trains; with dropout="off" what eval() gives, and the notes say so."""
@@ -161,6 +163,7 @@ def test_layer_by_layer_and_by_option() -> None:
         from_torch(net, EXAMPLE, dropout="on")
 
 
+@pytest.mark.longer("a program of its own; masks by seed are the trainer's as well")
 def test_masks_by_seed_go_on_as_they_were(tmp_path: Path) -> None:
     """A training that is interrupted draws what it would have drawn."""
     graph = from_torch(network(), EXAMPLE)

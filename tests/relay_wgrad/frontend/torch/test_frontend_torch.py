@@ -109,6 +109,7 @@ def test_training_step_is_pytorchs(dtype: torch.dtype, bound: float) -> None:
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.longer("three programs; options by layer are test_dropout's")
 def test_evaluation_mode_and_options() -> None:
     torch.manual_seed(0)
     module = Residual().double()

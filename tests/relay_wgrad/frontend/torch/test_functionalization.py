@@ -70,6 +70,7 @@ class Some(nn.Module):
         return self.side(self.frozen(nn.functional.relu_(self.norm(x))))
 
 
+@pytest.mark.share(3)
 @pytest.mark.longer_cases("math", "resizing", "products", "indexing", "sums")
 @pytest.mark.parametrize("group", GROUPS)
 def test_as_pytorch_makes_it(group: str) -> None:

@@ -156,6 +156,7 @@ def _apart(ours: Any, theirs: nn.Module, layer: nn.Module, x: torch.Tensor) -> f
     return max(float((a.grad - b.grad).norm() / b.grad.norm()) for a, b in pairs)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("way", ["step", "compile"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_own_layers(name: str, way: str) -> None:
@@ -186,6 +187,7 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_own_functions(name: str) -> None:
     class Called(nn.Module):
@@ -205,6 +207,7 @@ def test_own_functions(name: str) -> None:
     assert float((torch.from_numpy(got.numpy()) - want).norm() / want.norm()) < 1e-10
 
 
+@pytest.mark.longer
 def test_what_optimize_replaced_is_imported() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 3, 2)).double()
     theirs, x = copy.deepcopy(net), torch.randn(2, 3, 8, 8, dtype=torch.float64)

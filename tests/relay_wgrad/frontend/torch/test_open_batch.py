@@ -157,6 +157,7 @@ SAME = {
 }
 
 
+@pytest.mark.share(5)
 @pytest.mark.longer_cases("one and", "broadcast", "heads")
 @pytest.mark.parametrize("function", SAME.values(), ids=SAME)
 def test_one_image_is_taken_where_it_is_the_same(function: Any) -> None:
@@ -174,6 +175,7 @@ def test_one_image_is_taken_where_it_is_the_same(function: Any) -> None:
             np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.longer("views of an ONNX file's batch stay")
 @pytest.mark.parametrize("step", ["cat and chunk", "similar"])
 def test_views_joined_along_the_batch(step: str) -> None:
     module = network([step])

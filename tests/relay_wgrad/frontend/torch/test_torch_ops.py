@@ -56,6 +56,8 @@ def compared(module: nn.Module, bound: float = 1e-7, **options: Any) -> Training
     "math",
     "resizing",
     "volumes",
+    "activations",
+    "records",
 )
 @pytest.mark.parametrize("group", cases.GROUPS)
 def test_group(group: str) -> None:
@@ -261,6 +263,7 @@ class Block(nn.Module):
         return x + y * kept
 
 
+@pytest.mark.longer
 def test_stochastic_depth_trains() -> None:
     torch.manual_seed(2)
     module = nn.Sequential(Block(), Block(), nn.Flatten(), nn.Dropout(0.2, inplace=True),

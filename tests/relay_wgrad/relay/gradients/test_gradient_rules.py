@@ -192,7 +192,7 @@ def _tensors(arrays: list[Any]) -> list[Any]:
     return [tvm.runtime.tensor(np.array(a, order="C")) for a in arrays]
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(11)
 @pytest.mark.parametrize("index", CHECKED, ids=[f"{i}-{ALL[i].op}" for i in CHECKED])
 def test_gradient_is_the_slope(programs: Any, index: int) -> None:
     """Along a random direction of all floats at once."""

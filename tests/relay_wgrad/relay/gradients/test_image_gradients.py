@@ -27,6 +27,7 @@ CASES: tuple[tuple[str, Any, Any, dict[str, Any], str, bool | None, bool], ...] 
 )  # fmt: skip
 
 
+@pytest.mark.share(3)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[4]}")
 def test_gradient_is_pytorchs(case: Any) -> None:

@@ -30,6 +30,7 @@ def moved(x: Any, src: str, dst: str) -> Any:
     return relay.layout_transform(x, src, dst)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("data", "kernel", "out", "groups"),
     [
@@ -64,6 +65,7 @@ POOLS = {
 }
 
 
+@pytest.mark.share(5)  # both layouts
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("layout", ["NCHW4c", "NHWC2c"])
 def test_pools(name: str, layout: str) -> None:
@@ -85,6 +87,7 @@ def test_an_axis_split_twice() -> None:
     )
 
 
+@pytest.mark.longer
 def test_gradients() -> None:
     x = relay.var("x", shape=(1, 1, 5, 4, 2), dtype="float64")
     w = relay.var("w", shape=(2, 1, 3, 3, 2, 2), dtype="float64")

@@ -77,6 +77,7 @@ def test_scatters_along_one_of_several_axes(mode: str) -> None:
     np.testing.assert_allclose(got.numpy(), want, 1e-6)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("shape", [(5,), (5, 3, 2)])
 @pytest.mark.parametrize("known", [True, False])
 def test_segments_that_the_run_counts(shape: tuple[int, ...], known: bool) -> None:

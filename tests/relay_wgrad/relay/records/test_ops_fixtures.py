@@ -168,7 +168,7 @@ def behind(program: Program, results: list[str]) -> set[str]:
 
 
 @pytest.mark.longer_cases("resnet8", why="whole networks; smaller ones stay")
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", RUN)
 def test_results_are_those_of_real_relay(name: str) -> None:

@@ -19,7 +19,15 @@ from relay_wgrad.transform import grad
 from tests.support.chosen import cases_of
 from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
-from tests.support.relay.gradients import FLOATS, differentiable, function_of, type_of, wide, write
+from tests.support.relay.gradients import (
+    FLOATS,
+    differentiable,
+    differentiates,
+    function_of,
+    type_of,
+    wide,
+    write,
+)
 from tests.support.relay.op_cases import CASES, Case
 from tests.support.relay.run_cases import CASES as RUN_CASES
 
@@ -42,18 +50,25 @@ def to_tvm(args: list[Any]) -> list[Any]:
 
 
 @cache
-def _neighbours(first: int) -> relax.VirtualMachine:
+def _compiled(indices: tuple[int, ...]) -> relax.VirtualMachine:
     bb = relax.BlockBuilder()
-    for i, case in enumerate(CASES[first : first + TOGETHER]):
-        write(bb, f"case{first + i}", case, case.args)
+    for i in indices:
+        write(bb, f"case{i}", CASES[i], CASES[i].args)
     return compiled(bb.get())
 
 
+def _with_its_neighbours(index: int, session: pytest.Session) -> relax.VirtualMachine:
+    every = cases_of(session, test_result_and_its_type, "index")
+    place = every.index(index) // TOGETHER * TOGETHER
+    return _compiled(tuple(every[place : place + TOGETHER]))
+
+
 @pytest.mark.usefixtures("registered")
+@pytest.mark.share(3)
 @pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
-def test_result_and_its_type(index: int) -> None:
+def test_result_and_its_type(index: int, request: pytest.FixtureRequest) -> None:
     case = CASES[index]
-    machine = _neighbours(index // TOGETHER * TOGETHER)
+    machine = _with_its_neighbours(index, request.session)
     got = machine[f"case{index}"](*to_tvm(flat(case.args)))
     expected = case.expected(*case.args)
     inferred = lookup(case.op).infer([type_of(a) for a in case.args], case.attrs)
@@ -74,9 +89,6 @@ def test_every_operator_has_a_case() -> None:
     assert not without
 
 
-SMOOTH = differentiable()
-
-
 def _wide_case(case: Case) -> Case:
     attrs = {k: "float64" if v in FLOATS else v for k, v in case.attrs.items() if k != "dtype"}
     if "dtype" in case.attrs:
@@ -93,6 +105,9 @@ def adjoints(
     relay_wgrad.register()
     functions, refused = {}, {}
     for i in cases_of(request.session, test_gradient_is_the_slope, "index"):
+        if not differentiates(CASES[i]):
+            refused[i] = "without a gradient"
+            continue
         case = _wide_case(CASES[i])
         try:
             module = grad(tvm.IRModule({"main": function_of(case, case.args, scalar=True)}))
@@ -106,8 +121,9 @@ def adjoints(
         relay_wgrad.unregister()
 
 
-@pytest.mark.share(5)
-@pytest.mark.parametrize("index", SMOOTH, ids=[IDS[i] for i in SMOOTH])
+# All cases: to ask which have gradients takes seconds, of each process that collects tests.
+@pytest.mark.share(11)
+@pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
 def test_gradient_is_the_slope(
     adjoints: tuple[relax.VirtualMachine, dict[int, str]], index: int
 ) -> None:
@@ -140,7 +156,7 @@ def test_gradient_is_the_slope(
 def test_every_gradient_is_well_formed() -> None:
     """Of all cases: what compilers make of them is the slope of a share in make test."""
     refused = []
-    for index in SMOOTH:
+    for index in differentiable():
         case = _wide_case(CASES[index])
         try:
             module = grad(tvm.IRModule({"main": function_of(case, case.args, scalar=True)}))

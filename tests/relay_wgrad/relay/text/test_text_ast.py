@@ -158,6 +158,7 @@ def _branches(x: relay.Var) -> relay.Expr:
     return node
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("make", [_calls, _lets, _values, _functions, _branches])
 def test_deep(make: object) -> None:
     assert callable(make)

@@ -38,6 +38,7 @@ def settings(seed: int) -> tuple[Any, Any, Any]:
     return blocks, pads, crops
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seeds", [range(4), range(4, 8)])
 def test_numbers(seeds: range) -> None:
     mods = [chain(*settings(seed)) for seed in seeds]

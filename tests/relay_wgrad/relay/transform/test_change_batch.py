@@ -9,6 +9,7 @@ from relay_wgrad import relay
 from relay_wgrad.relay.transform import ChangeBatch
 
 
+@pytest.mark.longer("a whole network")
 @pytest.mark.usefixtures("registered")
 def test_the_images_are_as_before() -> None:
     net, params = relay.testing.synthetic.get_workload()

@@ -60,6 +60,7 @@ def test_the_document_has_the_table(request: pytest.FixtureRequest) -> None:
 RUN = [c for c in conversions() if not c.result.startswith("resnet8")]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("case", RUN, ids=lambda c: c.result)
 @pytest.mark.usefixtures("registered")
 def test_converted_programs_run(case: Conversion) -> None:
@@ -102,6 +103,7 @@ def test_the_gradient_of_a_residual_network() -> None:
 FORWARD = ["convt_groups", "convt_k3s2op1", "convt_keras2x2", "dcgan_fwd", "smallnet_fwd"]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", FORWARD)
 @pytest.mark.usefixtures("registered")
 def test_forward_programs_run(name: str) -> None:

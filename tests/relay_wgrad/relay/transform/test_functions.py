@@ -26,6 +26,7 @@ PASSES: dict[str, Callable[[], T.Pass]] = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", PASSES)
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=40, deadline=None)

@@ -130,6 +130,7 @@ PROGRAMS: dict[str, tuple[str, list[Any]]] = {
 }
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.usefixtures("registered")
 def test_programs(name: str) -> None:
@@ -162,6 +163,7 @@ def test_an_unknown_batch() -> None:
         np.testing.assert_allclose(by_w, [[rows] * 4, [0] * 4])
 
 
+@pytest.mark.longer
 @pytest.mark.usefixtures("registered")
 def test_the_gradient_of_a_gradient() -> None:
     """Of a convolution's: by the rules of its gradients."""

@@ -37,6 +37,7 @@ def test_relays_own_composites(name: str) -> None:
 RUN = [*(name.removesuffix("_legalized") for name in LEGALIZED), "smallnet_grad"]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", RUN)
 @pytest.mark.usefixtures("registered")
 def test_composites_run(name: str) -> None:

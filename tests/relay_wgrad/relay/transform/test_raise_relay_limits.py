@@ -237,6 +237,7 @@ def test_time_is_linear() -> None:
     assert spent[1] < 25 * spent[0]
 
 
+@pytest.mark.longer("deep ones of other passes stay")
 @pytest.mark.parametrize("form", ["graph", "lets"])
 def test_long_chains(form: str) -> None:
     """2,000 transposes on each side of one convolution."""

@@ -18,6 +18,7 @@ from relay_wgrad.transform import (
     count_reasons,
     layout_changes,
 )
+from tests.support.chosen import cases_of
 from tests.support.layout_cases import (
     CASES,
     DTYPE,
@@ -62,11 +63,11 @@ def all_in(mod: tvm.IRModule, layout: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def machine() -> relax.VirtualMachine:
-    """All cases before and after, compiled at once: one by one takes several times as long."""
+def machine(request: pytest.FixtureRequest) -> relax.VirtualMachine:
+    """This run's cases before and after, at once: one by one takes several times as long."""
     relay_wgrad.register()
     functions = {}
-    for name in CASES:
+    for name in cases_of(request.session, test_same_numbers_and_nothing_between, "name"):
         before = case(name)
         for when, mod in (("before", before), ("after", ConvertLayout("NHWC")(before))):
             symbol = f"{name}_{when}"
@@ -76,7 +77,7 @@ def machine() -> relax.VirtualMachine:
 
 
 @pytest.mark.longer_cases("grouped_d", "conv_bi")
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", CASES)
 def test_same_numbers_and_nothing_between(name: str, machine: relax.VirtualMachine) -> None:
     before = case(name)

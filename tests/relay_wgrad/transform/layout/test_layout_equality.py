@@ -82,7 +82,7 @@ def test_gradients_are_relays() -> None:
         close(a, b)
 
 
-@pytest.mark.longer_cases("resn", why="whole networks; smaller ones stay")
+@pytest.mark.longer("whole networks")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_relays_networks_in_both_layouts(name: str) -> None:
     params, _, _ = load(f"{name}_fwd")

@@ -50,8 +50,8 @@ def gradients() -> dict[tuple[str, int], tvm.IRModule]:
     return made
 
 
-@pytest.mark.longer_cases("resnet50-2-stock NHWC")
-@pytest.mark.share(2)
+@pytest.mark.longer_cases("resnet50-2-stock NHWC", "resnet50-1")
+@pytest.mark.share(5)
 @pytest.mark.parametrize("layout", ["NCHW", "stock NHWC", "our NHWC"])
 @pytest.mark.parametrize(("name", "batch"), CONVOLUTIONS)
 def test_all_of_a_network(gradients: Any, name: str, layout: str, batch: int) -> None:
@@ -138,6 +138,7 @@ def test_long_chains() -> None:
     assert names(out) == ["nn.conv2d_backward_weight"]
 
 
+@pytest.mark.longer_cases("resnet50")
 @pytest.mark.parametrize("name", ["resnet50", "shufflenet"])
 def test_nothing_in_forward_networks_and_our_gradients(name: str) -> None:
     graph = from_onnx(name)
