@@ -47,6 +47,7 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "onnx": "onnx_training",
         "jax": "jax_networks",
         "relay": "relay_programs",
+        "images": "image_loader",
         "layouts": "layout_changes",
         "equality": "layout_equality",
         "raising": "raising",

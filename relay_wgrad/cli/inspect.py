@@ -145,7 +145,7 @@ def _on_gpu(
     each = {kernel.name: kernel.seconds / kernel.calls for kernel in kernels}
     convolutions = [conv for conv in compiled.convolutions if conv.op != PRODUCT]
     for conv in convolutions:
-        conv.seconds = each.get(conv.kernel)
+        conv.seconds = each.get(compiled.symbol(conv.kernel))
     return _Measured(
         trainer.module, convolutions, planned_bytes=compiled.planned_bytes, kernels=kernels
     )

@@ -53,11 +53,15 @@ class Compiled:
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
     direct: Sequence[Any] = ()  # `byoc_cudnn.build`'s entries: what goes to kernels of our own
 
+    def symbol(self, name: str) -> str:
+        """What a kernel of the module is called in the program."""
+        return self.symbols.get(name, name)
+
     def kernel(self, name: str) -> Any:
         """A kernel of the compiled module: a function of its operands and its result."""
         for module in self.executable.mod.imports:
             with contextlib.suppress(AttributeError):
-                return module[self.symbols.get(name, name)]
+                return module[self.symbol(name)]
         raise KeyError(f"no kernel {name!r} in the compiled module")
 
 

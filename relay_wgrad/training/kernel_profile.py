@@ -60,7 +60,7 @@ def profiled(
         total[name] = total.get(name, 0.0) + one
     count = Counter(names)
     for conv in compiled.convolutions:
-        symbol = compiled.symbols.get(conv.kernel, conv.kernel)
+        symbol = compiled.symbol(conv.kernel)
         if symbol in total:
             conv.seconds = total[symbol] / count[symbol]
     called = {symbol: name for name, symbol in compiled.symbols.items()}

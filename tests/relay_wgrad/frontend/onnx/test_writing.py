@@ -141,6 +141,8 @@ def find(name: str) -> Any:
 def of_record(record: Elementwise) -> Case:
     if record.takes == "b":
         operands = (BIT, BIT[::-1])[: record.operands]
+    elif record.takes == "bi":
+        operands = tuple((9 * x).astype("int64") for x in (X, X[::-1])[: record.operands])
     elif record.operands == 1:
         operands = (within(record, X, np.tanh),)
     elif record.name in ("divide", "floor_divide", "power"):
