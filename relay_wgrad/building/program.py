@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tvm
 from tvm import relax, tirx
@@ -58,14 +58,17 @@ class Program(relax.VMExecutable):
         self,
         file_name: str | Path,
         *,
-        fcompile: Callable[..., Any] | None = None,
+        fcompile: Callable[..., Any] | Literal[False] | None = None,
         addons: list[str] | None = None,
         workspace_dir: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Links the objects to a shared library, as `tvm.runtime.load_module` takes it."""
+        """Links the objects to a shared library, as `tvm.runtime.load_module` takes it.
+
+        fcompile : links instead; False was Relay 0.19's default.
+        """
         stock = tar.tar if str(file_name).endswith(".tar") else cc.create_shared
-        link = stock if fcompile is None else fcompile
+        link = fcompile or stock
         with self._files(workspace_dir) as files:
             return link(str(file_name), [*files, *(addons or [])], **kwargs)
 

@@ -35,7 +35,7 @@ TABLE = {
         f"tvm.ir.{name}": Row(f"{_RELAY}:{name}", _NODES)
         for name in (
             "TensorType", "TupleType", "FuncType", "TypeVar", "GlobalTypeVar", "TypeCall",
-            "IncompleteType", "RelayRefType", "TypeKind", "TypeRelation", "TypeConstraint",
+            "IncompleteType", "RelayRefType", "TypeKind", "TypeRelation",
         )
     },
     "tvm.ir.structural_equal": Row(f"{_HERE}:structural_equal", "Relay's nodes, and all others"),
@@ -67,7 +67,7 @@ TABLE = {
     "tvm.runtime.name_transforms": Row(f"{_RELAY}.backend.name_transforms", "0.27 has none"),
     "tvm.tir.SizeVar": Row("tvm.tirx:Var", "0.27 has one kind of variable"),
     "tvm.ir.EnvFunc": Row(f"{_HERE}:EnvFunc", "0.27 has none of Relay's type relations"),
-    "tvm.ir.supply": Row(f"{_RELAY}.supply", "0.27 has it for its own functions"),
+    "tvm.ir.supply": Row(f"{_RELAY}.name_supply", "0.27 has it for its own functions"),
     "tvm.tir.Any": Row(f"{_RELAY}:Any", "a size that only the run knows is Relay's alone"),
     "tvm.tir.layout": Row(
         f"{_RELAY}.transform.infer_layout_utils:layout", "0.27's of that name is another thing"
