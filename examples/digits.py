@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 import relay_wgrad
-from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.data import Data
@@ -59,7 +58,6 @@ def main() -> None:
     args = parser.parse_args()
 
     relay_wgrad.register()
-    configure_threads()
     torch.manual_seed(0)
     module = network()
     images, labels = digits(args.data)

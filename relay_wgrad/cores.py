@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,30 @@ def usable_cores() -> list[int]:
 _MOST = 4096  # threads of TVM's pool
 
 
+class _Mine(threading.local):
+    """What a thread knows of its own pool."""
+
+    is_configured = False
+
+
+_mine = _Mine()
+
+
+def configure_threads_once() -> None:
+    """`configure_threads` in a thread that has not called it, where OMP_NUM_THREADS is the most.
+
+    The thread itself stays on every logical processor, and so does what it starts.
+    """
+    if _mine.is_configured:
+        return
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    limit = int(given) if given.isascii() and given.isdecimal() and int(given) else None
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    configure_threads(limit)
+    if allowed is not None:
+        os.sched_setaffinity(0, allowed)
+
+
 def configure_threads(most: int | None = None) -> int:
     """Lets TVM's thread pool use every core that this process may; returns their number.
 
@@ -55,6 +80,7 @@ def configure_threads(most: int | None = None) -> int:
     given = os.environ.get("TVM_NUM_THREADS", "1")
     if not (given.isascii() and given.isdecimal() and len(given) < 6 and 0 < int(given) <= _MOST):
         raise ValueError(f"TVM_NUM_THREADS must be from 1 to {_MOST}, got {given!r}")
+    _mine.is_configured = True
     if "TVM_NUM_THREADS" not in os.environ:
         cores = usable_cores()
         # Threads may move among all cores, fewer too: other processes, which have the same list,

@@ -26,7 +26,7 @@ from threading import get_ident
 from typing import Any
 
 from .argument_types import checked_integer
-from .cores import configure_threads
+from .cores import configure_threads, configure_threads_once
 
 RUNNERS = 2
 """Threads besides the main one, at most, that run kernels: one call each at a time."""
@@ -50,16 +50,19 @@ def run(function: Callable[..., Any], *args: Any, threads: int | None = None) ->
     """`function(*args)`, of a function that may run parallel CPU kernels, from any thread.
 
     `threads`: that share the work of a kernel, at most; None: every core that the process may use,
-    or in the main thread what it is set to.  A set TVM_NUM_THREADS comes before either.  Raises
-    what the function raises, ValueError for a TVM_NUM_THREADS that is no number of threads and for
-    fewer `threads` than 1, TypeError for a number of them that is no integer.
+    or in the main thread what `configure_threads` was asked for.  A set TVM_NUM_THREADS comes
+    before either.  Raises what the function raises, ValueError for a TVM_NUM_THREADS that is no
+    number of threads and for fewer `threads` than 1, TypeError for a number of them that is no
+    integer.
     """
     if threads is not None:
         checked_integer("run: threads", threads, 1)
     if _mine.is_runner:  # a function that calls back
         return function(*args)
     if get_ident() == _main:
-        if threads is not None and _mine.set != threads:
+        if threads is None:
+            configure_threads_once()
+        elif _mine.set != threads:
             _share(threads)
         return function(*args)
     with calls.one():

@@ -212,3 +212,38 @@ def test_fewer_threads_may_use_every_core() -> None:
         return os.sched_getaffinity(0), configure_threads()
 
     assert in_thread(few) == (os.sched_getaffinity(0) & set(usable_cores()), len(usable_cores()))
+
+
+FIRST_RUN = """
+import os
+import tvm
+from relay_wgrad import cores, threads
+{before}
+allowed = os.sched_getaffinity(0)
+threads.run(int)
+print(tvm.get_global_func("runtime.NumThreads")(), os.sched_getaffinity(0) == allowed)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs affinities")
+@pytest.mark.parametrize(
+    ("before", "limit", "count"),
+    [
+        ("", None, len(usable_cores())),
+        ("", "1,2", 1),
+        ("", "none", len(usable_cores())),
+        ("cores.configure_threads(1)", None, 1),
+        ("threads.run(int, threads=1)", None, 1),
+    ],
+)
+def test_a_first_run_in_the_main_thread(before: str, limit: str | None, count: int) -> None:
+    """TVM alone takes half of the logical processors, the machine's first ones, and binds each
+    thread to one of them, also where the process may not use it."""
+    others = {
+        k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "TVM_NUM_THREADS")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_RUN.format(before=before)], capture_output=True, text=True,
+        timeout=60, check=True, env=others | ({} if limit is None else {"OMP_NUM_THREADS": limit}),
+    )  # fmt: skip
+    assert done.stdout.split() == [str(count), "True"]
