@@ -96,19 +96,24 @@ def cpu_step() -> list[str]:
 
 
 def first_gradients() -> list[str]:
-    facts, runs = read("cpu_compile_small")
-    rows = {row["way"]: row for row in (cpu_compile.medians(runs) if "turn" in facts else runs)}
+    facts, runs = read("cpu_first")
+    found = cpu_compile.medians(runs)
+    small = {row["way"]: row for row in found if row["network"] == "small"}
     ways = (
         ("trainer", "`Trainer`"),
         ("compile", "`torch.compile`, ours"),
         ("inductor", "Inductor"),
     )
-    said = (f"{name} {rows[way]['cold first']:.1f} / {rows[way]['warm first']:.1f}"
+    said = (f"{name} {small[way]['cold first']:.1f} / {small[way]['warm first']:.1f}"
             for way, name in ways)  # fmt: skip
+    beside = [row for row in found if "cold first ratio" in row and row["way"] != "inductor"]
+    cold, warm = ([row[f"{state} first ratio"] for row in beside] for state in ("cold", "warm"))
+    networks = len({row["network"] for row in beside})
     return [
         "seconds to the first gradients, 25,000 parameters, first / second process",
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['date']}",
-        ", ".join(said),
+        f"{facts['cpu']}, {facts['cores']} cores, PyTorch {facts['torch']}, {facts['date']}",
+        f"{', '.join(said)}; of {networks} networks, three ways, ratio to Inductor"
+        f" {geometric_mean(cold):.2f} {_range(cold)} / {geometric_mean(warm):.2f} {_range(warm)}",
     ]
 
 
