@@ -109,11 +109,12 @@ def first_gradients() -> list[str]:
     beside = [row for row in found if "cold first ratio" in row and row["way"] != "inductor"]
     cold, warm = ([row[f"{state} first ratio"] for row in beside] for state in ("cold", "warm"))
     networks = len({row["network"] for row in beside})
+    ratios = " / ".join(f"{geometric_mean(each):.2f} {_range(each)}" for each in (cold, warm))
+    ratios = f"ratio to Inductor {ratios}"
     return [
         "seconds to the first gradients, 25,000 parameters, first / second process",
         f"{facts['cpu']}, {facts['cores']} cores, PyTorch {facts['torch']}, {facts['date']}",
-        f"{', '.join(said)}; of {networks} networks, three ways, ratio to Inductor"
-        f" {geometric_mean(cold):.2f} {_range(cold)} / {geometric_mean(warm):.2f} {_range(warm)}",
+        f"{', '.join(said)}; of {networks} networks, three ways, {ratios}",
     ]
 
 

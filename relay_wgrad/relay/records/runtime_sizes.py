@@ -107,6 +107,13 @@ def as_dims(dims: Sequence[Any]) -> tuple[Dim, ...]:
 
 def reshaped(s: Site, x: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
     """A reshape for which the run compares the numbers of elements."""
+    if len(new) == 1 and isinstance(new[0], tirx.Var):
+        # A compiler would put the number that there is for the variable, and leave the check out.
+        def fits(_: int, size: Any, sizes: Any) -> Any:
+            return size[0] == total([sizes[i] for i in range(len(old))])
+
+        x = checked(s, x, old, fits, vector_of(s, new), vector_of(s, old))
+        return R.reshape(x, [total(old)])
     flat = s.emit(R.reshape(x, [total(old)]))
     dtype = str(s.bb.normalize(x).ty.dtype)
     flat = s.bb.match_cast(flat, relax.TensorType([total(new)], dtype))

@@ -75,6 +75,28 @@ def test_what_does_not_fit_is_refused_at_the_run() -> None:
         _run(relay.reshape_like(x, y), [x, y], data, np.ones((2, 2), "float32"))
 
 
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (ANY,), (ANY, 3)])
+@pytest.mark.parametrize(("to", "fits"), [(5, False), (7, False), (6, True), (-1, True)])
+def test_one_axis_has_the_elements_that_there_are(
+    shape: tuple[Any, ...], to: int, fits: bool
+) -> None:
+    """A compiler knows how many there are, and would put that for the size that is asked for."""
+    x, s = relay.var("x", shape=shape), relay.var("s", shape=(1,), dtype="int64")
+    given = np.zeros((6,) if len(shape) == 1 else (2, 3), "float32")
+    if fits:
+        assert _run(relay.reshape(x, s), [x, s], given, np.array([to])).shape == (6,)
+    else:
+        with pytest.raises(Exception, match="match_cast"):
+            _run(relay.reshape(x, s), [x, s], given, np.array([to]))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_no_axis_is_squeezed_that_is_longer(axis: int) -> None:
+    x, s = relay.var("x", shape=(2, 3)), relay.var("s", shape=(1,), dtype="int64")
+    with pytest.raises(Exception, match="match_cast"):
+        _run(relay.squeeze(x, s), [x, s], np.zeros((2, 3), "float32"), np.array([axis]))
+
+
 def test_what_follows_has_those_sizes() -> None:
     """A program goes on with sizes that the run made, and with those of its parameters."""
     x = relay.var("x", shape=(relay.Any(), 6))
