@@ -38,7 +38,6 @@ def product(sizes: Any, dtype: str, target: Target, count: int = 3) -> tuple[Any
     return out.numpy(), a.astype("float64") @ b.astype("float64")
 
 
-@pytest.mark.share(5)
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_sizes(sizes: tuple[int, int, int], dtype: str) -> None:
