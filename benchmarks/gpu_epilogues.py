@@ -50,7 +50,7 @@ class Suite(NamedTuple):
     """
 
     layers: tuple[tuple[int, int, int, int, int], ...]
-    library: str
+    backend: str
     epilogues: dict[str, tuple[Names, ...]]
     before: Names = ()
     dtypes: Names = ("f16",)
@@ -101,7 +101,7 @@ class What(NamedTuple):
     """A problem with an epilogue, and how it is built."""
 
     problem: ConvProblem
-    library: str
+    backend: str
     before: Names
     steps: Names
     options: dict[str, Any]
@@ -113,12 +113,12 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
         suite = SUITES[name]
         for layer, dtype, kind in itertools.product(suite.layers, suite.dtypes, suite.epilogues):
             problem = problem_of(kind, layer, args.batch, dtype, suite.depthwise)
-            library = "cuda_direct" if problem.groups > 1 else suite.library
-            options: dict[str, Any] = {"benchmark": True} if library == "cudnn" else {}
-            if args.wgmma and library == "cutlass":
+            backend = "cuda_direct" if problem.groups > 1 else suite.backend
+            options: dict[str, Any] = {"benchmark": True} if backend == "cudnn" else {}
+            if args.wgmma and backend == "cutlass":
                 options = {"arch": 90, "wgmma": True}
             for steps in suite.epilogues[kind]:
-                what = What(problem, library, suite.before, steps, options, name == "sums")
+                what = What(problem, backend, suite.before, steps, options, name == "sums")
                 yield Case({"suite": name, "problem": problem.repro(),
                             "epilogue": " ".join(steps)}, what)  # fmt: skip
 
@@ -136,16 +136,16 @@ def problem_of(
 
 
 def sources(cases: Sequence[Case], arch: int | None) -> dict[str, str]:
-    """C++ by library: of case i `plain{i}` and `fused{i}`, and `plain{i}` that add in place."""
+    """C++ by backend: of case i `plain{i}` and `fused{i}`, and `plain{i}` that add in place."""
     regions: dict[str, list[Region]] = {}
     for i, case in enumerate(cases):
         what: What = case.what
         for name, steps in (("plain", what.before), ("fused", what.before + what.steps)):
             region = Region.of(f"{name}{i}", what.problem, steps, **what.options)
-            regions.setdefault(what.library, []).append(region)
+            regions.setdefault(what.backend, []).append(region)
     found = {
-        library: cudnn.generate(own) if library == "cudnn" else CODES[library].generate(own, arch)
-        for library, own in regions.items()
+        backend: cudnn.generate(own) if backend == "cudnn" else CODES[backend].generate(own, arch)
+        for backend, own in regions.items()
     }
     adding = [Region.of(f"plain{i}", case.what.problem, **case.what.options)
               for i, case in enumerate(cases) if case.what.in_place]  # fmt: skip
@@ -167,7 +167,7 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     args.found["copy"] = copy_rate()
 
     def one(case: Case) -> Row:
-        i, module = numbers[case.text], modules[case.what.library]
+        i, module = numbers[case.text], modules[case.what.backend]
         in_place = modules["in_place"][f"plain{i}"] if case.what.in_place else None
         row = measure(case.what, module[f"fused{i}"], module[f"plain{i}"], in_place)
         return row | {"one_pass_us": row["alone_us"] + row["moved"] / args.found["copy"] * 1e6}

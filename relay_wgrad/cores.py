@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,20 @@ def configure_threads_once() -> None:
         return
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     limit = int(given) if given.isascii() and given.isdecimal() and int(given) else None
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    configure_threads(limit)
-    if allowed is not None:
-        os.sched_setaffinity(0, allowed)
+    with affinity_kept():
+        configure_threads(limit)
+
+
+@contextlib.contextmanager
+def affinity_kept() -> Iterator[set[int]]:
+    """Within it TVM may bind this thread to a pool's cores; gives those that it may use, before and
+    after."""
+    if not hasattr(os, "sched_getaffinity"):  # not Linux
+        yield {0}
+        return
+    allowed = os.sched_getaffinity(0)
+    yield allowed
+    os.sched_setaffinity(0, allowed)
 
 
 def configure_threads(most: int | None = None) -> int:

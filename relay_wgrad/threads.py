@@ -26,7 +26,7 @@ from threading import get_ident
 from typing import Any
 
 from .argument_types import checked_integer
-from .cores import configure_threads, configure_threads_once
+from .cores import affinity_kept, configure_threads, configure_threads_once
 
 RUNNERS = 2
 """Threads besides the main one, at most, that run kernels: one call each at a time."""
@@ -91,11 +91,9 @@ def _alone() -> None:
     """Kernels of this thread run in it, which has no workers."""
     import tvm
 
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     share_all_cores = -3
-    tvm.get_global_func("runtime.config_threadpool")(share_all_cores, 1, [str(min(cores))])
-    if hasattr(os, "sched_setaffinity"):  # TVM has bound the thread to that core
-        os.sched_setaffinity(0, cores)
+    with affinity_kept() as cores:
+        tvm.get_global_func("runtime.config_threadpool")(share_all_cores, 1, [str(min(cores))])
     _mine.set = 1
 
 

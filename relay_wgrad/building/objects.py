@@ -84,7 +84,7 @@ def objects(
     unchecked : names of kernels whose arguments are known to be what they should be.
     Raises what TVM raises for a kernel that it cannot compile.
     """
-    groups, debugs = _groups(kernels), int(os.environ.get(DEBUG) or 0) > 0
+    groups, debugs = _groups(kernels), re.match(r"[1-9]", os.environ.get(DEBUG, "")) is not None
     now = tvm.transform.PassContext.current()
     facts = ("kernel", LOWERING, *settings(target), *compilers())
 

@@ -108,7 +108,7 @@ def _with_symbols(module: tvm.IRModule, symbols: Mapping[str, str]) -> tvm.IRMod
     return tvm.IRModule(functions, attrs=module.attrs)
 
 
-def library(module: tvm.IRModule, target: Target, kept: DiskCache) -> Any:
+def compiled_functions(module: tvm.IRModule, target: Target, kept: DiskCache) -> Any:
     """A module of tensor programs, compiled as `tvm.compile(module, target)` does: its functions
     by their names.  What another process has compiled is loaded.
     """

@@ -343,14 +343,14 @@ def cpu_kernel(problem: ConvProblem, winograd: bool, shared: bool = False) -> Ke
     from legalize import cpu
 
     from ..building.disk_cache import DiskCache
-    from ..building.program import library
+    from ..building.program import compiled_functions
 
     serial = problem.flop < SERIAL_FLOP
     target = cpu.host_target(1 if serial else None, allow_winograd=winograd)
     if shared:
         problem = replace(problem, n=tvm.tirx.Var("n", "int64"))
     module = tvm.IRModule({"main": cpu.prim_func(problem, target)})
-    kernel: Kernel = library(module, target, DiskCache())["main"]
+    kernel: Kernel = compiled_functions(module, target, DiskCache())["main"]
     if serial:
         return kernel
     return lambda first, second, out: threads.run(

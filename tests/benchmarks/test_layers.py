@@ -322,8 +322,8 @@ def test_code_of_epilogues() -> None:
     words = ["--suite", "activations,cudnn,sums", "--batch", "2"]
     args = runner.parsed(gpu_epilogues.BENCHMARK, words, "", "", False)
     cases = list(gpu_epilogues.cases(args))
-    own = [case for case in cases if case.what.library == "cuda_direct"][:2]
-    some = [case for case in cases if case.what.library == "cudnn"]
+    own = [case for case in cases if case.what.backend == "cuda_direct"][:2]
+    some = [case for case in cases if case.what.backend == "cudnn"]
     texts = gpu_epilogues.sources([*own, *some], None)
     assert texts["cuda_direct"].count("TVM_FFI_DLL_EXPORT int __tvm_ffi_") == 4
     assert texts["cudnn"].count("TVM_FFI_DLL_EXPORT int __tvm_ffi_") == 2 * len(some)

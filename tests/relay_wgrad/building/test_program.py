@@ -86,7 +86,7 @@ def test_a_tensor_program_alone(
     a, b = (tvm.runtime.tensor(x) for x in random_operands(problem, np.random.default_rng(0)))
     found = []
     for _ in range(2):  # the second time from the cache
-        functions = program.library(made, target, kept(tmp_path))
+        functions = program.compiled_functions(made, target, kept(tmp_path))
         for name in ("first", "second"):
             found.append(tvm.runtime.tensor(poisoned(problem)))
             functions[name](a, b, found[-1])

@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 import relay_wgrad.torch as rt
 from relay_wgrad.building import objects
 from relay_wgrad.building.disk_cache import DiskCache
-from relay_wgrad.building.program import build, library
+from relay_wgrad.building.program import build, compiled_functions
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training import Trainer
@@ -106,7 +106,7 @@ def test_equal_kernels_are_compiled_once(compiled: list[str], tmp_path: Path) ->
     module = tvm.IRModule({
         "a": scaled("a", "x", 2.0), "b": scaled("b", "other", 2.0), "c": scaled("c", "x", 3.0),
     })  # fmt: skip
-    functions = library(module, FAST, kept(tmp_path))
+    functions = compiled_functions(module, FAST, kept(tmp_path))
     assert len(compiled) == 2
     x = tvm.runtime.tensor(np.arange(4, dtype="float32"))
     for name, factor in (("a", 2), ("b", 2), ("c", 3)):
@@ -121,7 +121,7 @@ def test_each_kernel_is_told_of(
     monkeypatch.setenv(objects.DEBUG, "1")
     module = tvm.IRModule({"a": scaled("a", "x", 2.0), "b": scaled("b", "x", 2.0)})
     for how in (r"compiled in \d+\.\d\d s", "from the cache"):
-        library(module, FAST, kept(tmp_path))
+        compiled_functions(module, FAST, kept(tmp_path))
         assert re.fullmatch(f"a, b: {how}\n", capsys.readouterr().err)
 
 
