@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -93,6 +94,41 @@ def _caches() -> dict[str, int]:
     return found
 
 
+# The beginnings of LLVM's names for what it writes unasked where a CPU has it.
+_VECTOR_FEATURES = ("avx", "amx", "f16c", "fma", "gfni", "vaes", "vpclmulqdq")
+
+
+def disabled_features(cpu: str, cpuinfo: str) -> list[str]:
+    """LLVM's vector features of a CPU model that a host of that model has not, sorted.
+
+    LLVM's name of a host's CPU is that of its family and model. A virtual machine shows both and
+    may disable instructions, of which any then ends the process by SIGILL.
+
+    cpu : LLVM's name.
+    cpuinfo : Linux's list of what there is, /proc/cpuinfo; without x86's flags none are disabled.
+    """
+    flags = re.search(r"^flags\s*:(.*)", cpuinfo, re.MULTILINE)
+    if not flags:
+        return []
+    present = {_letters(flag) for flag in flags[1].split()}
+    features = codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
+    vector = sorted(name for name in features if name.startswith(_VECTOR_FEATURES))
+    return [name for name in vector if _letters(name) not in present]
+
+
+@lru_cache(maxsize=1)
+def _host() -> dict[str, Any]:
+    """What a target says of this host's instructions."""
+    cpu = codegen.llvm_get_system_cpu()
+    disabled = disabled_features(cpu, text_of(Path("/proc/cpuinfo")) or "")
+    return {"mcpu": cpu, **({"mattr": [f"-{name}" for name in disabled]} if disabled else {})}
+
+
+def _letters(feature: str) -> str:
+    """avx512bf16, which is avx512_bf16 in Linux."""
+    return re.sub("[-_.]", "", feature)
+
+
 def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Target:
     """LLVM for the CPU of this host with all its instructions; plain "llvm" means SSE2 on x86.
 
@@ -109,8 +145,7 @@ def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Tar
     keys = ["cpu"] if allow_winograd else ["cpu", NO_WINOGRAD]
     return Target(
         {
-            "kind": "llvm", "keys": keys, "mcpu": codegen.llvm_get_system_cpu(),
-            "num-cores": cores,
+            **_host(), "kind": "llvm", "keys": keys, "num-cores": cores,
             # LLVM's level 3 copies loops for each of their conditions: no faster, measured over
             # ResNet-50, and up to three times as long to compile.
             "opt-level": 2,

@@ -46,8 +46,6 @@ def facts() -> list[tuple[str, str]]:
     """(what, value) rows; "missing" says what a build for cuDNN lacks, the last one whether a GPU
     can be trained on and else why not.  Where one of our packages is hidden, that is the last."""
     tvm = tvm_alone()
-    from tvm.target.codegen import llvm_get_system_cpu
-
     from .. import registry
 
     rows = [("Python", platform.python_version()), ("platform", platform.platform())]
@@ -60,10 +58,14 @@ def facts() -> list[tuple[str, str]]:
     if hidden := shadowed():
         return rows + hidden
     from byoc_cudnn.building import toolchain
+    from legalize.cpu import host_target
 
     from ..training.gpu import readiness
 
-    rows.append(("CPU", str(llvm_get_system_cpu())))
+    host = host_target().attrs
+    rows.append(("CPU", str(host["mcpu"])))
+    if disabled := host.get("mattr"):
+        rows.append(("of it disabled here", " ".join(word.removeprefix("-") for word in disabled)))
     rows.append(("logical processors usable", str(len(os.sched_getaffinity(0)))))
     threads = int(tvm.get_global_func("runtime.NumThreads")())
     rows.append(("threads of TVM's pool by itself", str(threads)))

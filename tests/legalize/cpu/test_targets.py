@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import tvm
 from tvm import tirx
-from tvm.target import Target
+from tvm.target import Target, codegen
 
 from legalize import cpu
 from legalize.cpu import max_pool
 from legalize.cpu.emitters.loops import alignment
+from legalize.cpu.machine import disabled_features, machine
 from relay_wgrad.problem import ConvProblem
 from tests.support.children import run_code
 from tests.support.problems import (
@@ -69,7 +70,7 @@ _CHILD = """
 import sys
 import numpy as np
 import tvm, tvm_ffi
-from tvm.target import Target
+from tvm.target import Target, codegen
 from legalize import cpu
 from relay_wgrad.problem import ConvProblem
 from tests.support.problems import random_operands, relative_error, tolerance, torch_reference
@@ -115,3 +116,35 @@ def test_a_store_of_one_element_is_of_16_bits(level: int) -> None:
             library["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
             want = torch_reference(problem, a, b)
             assert relative_error(out.numpy(), want) <= tolerance(problem)
+
+
+# A virtual machine on a Zen 4 that shows AVX2 only, as Linux lists it: other hyphens than LLVM's.
+_MASKED = "model name\t: AMD EPYC\nflags\t\t: fpu sse2 fma f16c avx avx2 vaes vpclmulqdq {more}\n"
+_AVX512 = (
+    "gfni avx512f avx512dq avx512ifma avx512cd avx512bw avx512vl avx512_bf16 avx512vbmi"
+    " avx512_vbmi2 avx512_vnni avx512_bitalg avx512_vpopcntdq"
+)
+
+
+def test_instructions_that_a_virtual_machine_disables() -> None:
+    disabled = disabled_features("znver4", _MASKED.format(more=""))
+    assert {"avx512f", "avx512bf16", "gfni"} <= {*disabled}
+    assert not {"avx2", "fma", "vaes", "vpclmulqdq"} & {*disabled}
+    assert disabled_features("znver4", _MASKED.format(more=_AVX512)) == []
+    assert disabled_features("znver4", _MASKED.format(more=_AVX512[5:])) == ["gfni"]
+    assert disabled_features("apple-m1", "Features\t: fp asimd\n") == []
+    target = Target(
+        {"kind": "llvm", "mcpu": "znver4", "num-cores": 1, "mattr": [f"-{x}" for x in disabled]}
+    )
+    assert (machine(target).vector_bytes, machine(target).registers) == (32, 16)
+    problem = ConvProblem.parse("wgrad n=1 c=32 h=14 w=14 k=32 r=3 s=3 layout=NHWC/OHWI/NHWC")
+    for at in (target, Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})):
+        code = tvm.compile(cpu.prim_func(problem, at), target=at).mod.inspect_source("asm")
+        assert ("zmm" in code) == (at is not target)
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux's list")
+def test_this_host_has_what_its_target_says() -> None:
+    listed = Path("/proc/cpuinfo").read_text(encoding="utf-8").replace("_", "")
+    features = codegen.llvm_get_cpu_features(cpu.host_target())
+    assert {x for x in features if x.startswith("avx") and x not in listed} == set()

@@ -27,11 +27,7 @@ def quick_kernels() -> Iterator[None]:
 
     def quick(cores: int | None = None, *, allow_winograd: bool) -> tvm.target.Target:
         target = full(cores, allow_winograd=allow_winograd)
-        cpu, count = str(target.attrs["mcpu"]), int(target.attrs["num-cores"])
-        return tvm.target.Target(
-            {"kind": "llvm", "keys": list(target.keys), "mcpu": cpu, "num-cores": count,
-             "opt-level": 0}
-        )  # fmt: skip
+        return tvm.target.Target({**target.export(), "opt-level": 0})
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(legalize.cpu, "host_target", quick)
