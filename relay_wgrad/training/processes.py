@@ -69,11 +69,12 @@ class Processes:
         launcher, or the group cannot send what lies on the device.
         """
         dist = _distributed()
-        is_gpu = device != "cpu"
+        is_gpu, own = device != "cpu", None
         if is_gpu:
             import torch
 
-            torch.cuda.set_device(int(device.partition(":")[2] or 0))
+            own = torch.device(device)
+            torch.cuda.set_device(own)
         if not dist.is_initialized():
             if missing := [name for name in _ENVIRONMENT if name not in os.environ]:
                 raise ValueError(
@@ -81,7 +82,9 @@ class Processes:
                     f" {', '.join(missing)}; start with torchrun, or call"
                     " torch.distributed.init_process_group"
                 )
-            dist.init_process_group("nccl" if is_gpu else "gloo")
+            # Without its device the first process alone is warned at a barrier, which is an error
+            # where warnings are, and the others wait in it.
+            dist.init_process_group("nccl" if is_gpu else "gloo", device_id=own)
         backend = str(dist.get_backend())
         if ("nccl" in backend) != is_gpu and backend in ("nccl", "gloo"):
             raise ValueError(
@@ -165,8 +168,9 @@ class Processes:
                 self._barrier()
 
     def _barrier(self) -> None:
+        place = self.device.partition(":")[2]
         with heard():
-            _distributed().barrier()
+            _distributed().barrier(device_ids=[int(place)] if place else None)
 
     def leave(self) -> None:
         """Ends the group."""
