@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tvm.target import Target, codegen
+from tvm_ffi import get_global_func
 
 from relay_wgrad.argument_types import checked_bool, checked_integer
 from relay_wgrad.cores import text_of, usable_cores
@@ -94,39 +95,25 @@ def _caches() -> dict[str, int]:
     return found
 
 
-# The beginnings of LLVM's names for what it writes unasked where a CPU has it.
-_VECTOR_FEATURES = ("avx", "amx", "f16c", "fma", "gfni", "vaes", "vpclmulqdq")
-
-
-def disabled_features(cpu: str, cpuinfo: str) -> list[str]:
-    """LLVM's vector features of a CPU model that a host of that model has not, sorted.
+def disabled_features(cpu: str, present: Mapping[str, bool]) -> list[str]:
+    """LLVM's features of a CPU model that a host of that model has not, sorted.
 
     LLVM's name of a host's CPU is that of its family and model. A virtual machine shows both and
     may disable instructions, of which any then ends the process by SIGILL.
 
     cpu : LLVM's name.
-    cpuinfo : Linux's list of what there is, /proc/cpuinfo; without x86's flags none are disabled.
+    present : LLVM's features -> whether the host has them; one that is not in it is left alone.
     """
-    flags = re.search(r"^flags\s*:(.*)", cpuinfo, re.MULTILINE)
-    if not flags:
-        return []
-    present = {_letters(flag) for flag in flags[1].split()}
     features = codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
-    vector = sorted(name for name in features if name.startswith(_VECTOR_FEATURES))
-    return [name for name in vector if _letters(name) not in present]
+    return sorted(name for name in features if not present.get(name, True))
 
 
 @lru_cache(maxsize=1)
 def _host() -> dict[str, Any]:
     """What a target says of this host's instructions."""
     cpu = codegen.llvm_get_system_cpu()
-    disabled = disabled_features(cpu, text_of(Path("/proc/cpuinfo")) or "")
+    disabled = disabled_features(cpu, get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")())
     return {"mcpu": cpu, **({"mattr": [f"-{name}" for name in disabled]} if disabled else {})}
-
-
-def _letters(feature: str) -> str:
-    """avx512bf16, which is avx512_bf16 in Linux."""
-    return re.sub("[-_.]", "", feature)
 
 
 def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Target:
