@@ -16,7 +16,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 _MEMBERS = re.compile(
     r"archive_(format|version)|byteorder|\.data/\w+|extra/.*|models/model\.json"
@@ -47,7 +47,7 @@ def check_file(torch: Any, path: str) -> None:
     """
     size = os.path.getsize(path)
     try:
-        archive, members = _archive(torch.PyTorchFileReader(path)), _MEMBERS
+        archive, members = _archive(torch.PyTorchFileReader(path), path), _MEMBERS
     except (RuntimeError, ValueError) as error:  # none of PyTorch's archives: it tries a plain zip
         said = f"it is no archive of PyTorch's: {first_line(error)}"
         try:
@@ -76,13 +76,19 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:300] or type(error).__name__
 
 
-def _archive(reader: Any) -> _Archive:
+def _archive(reader: Any, file: str | BinaryIO) -> _Archive:
     names = reader.get_all_records()
-    return _Archive({name: reader.get_record_size(name) for name in names}, reader.get_record)
+    if hasattr(reader, "get_record_size"):
+        sizes = {name: reader.get_record_size(name) for name in names}
+    else:  # an older PyTorch (2.11): names are without the folder that holds all members
+        sizes = {name.partition("/")[2]: n for name, n in _plain(file).sizes.items()}
+        if {*sizes} != {*names}:
+            raise ValueError("its members are not those that a reader of zip files finds")
+    return _Archive(sizes, reader.get_record)
 
 
-def _plain(path: str) -> _Archive:
-    content = zipfile.ZipFile(path)
+def _plain(file: str | BinaryIO) -> _Archive:
+    content = zipfile.ZipFile(file)
     return _Archive({item.filename: item.file_size for item in content.infolist()}, content.read)
 
 
@@ -95,7 +101,8 @@ def _check_sizes(archive: _Archive, size: int) -> None:
 def _check_tensors(torch: Any, name: str, content: bytes) -> None:
     """That a pickle holds tensors in plain containers: PyTorch unpickles it without a limit."""
     if content.startswith(b"PK"):
-        _check_sizes(_archive(torch.PyTorchFileReader(io.BytesIO(content))), len(content))
+        file = io.BytesIO(content)
+        _check_sizes(_archive(torch.PyTorchFileReader(file), file), len(content))
     try:
         torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:  # many kinds, of zip files and pickles

@@ -17,6 +17,7 @@ from torch import nn
 from relay_wgrad.frontend import from_torch
 
 Members = dict[str, bytes]
+PyTorchFileReader = torch.PyTorchFileReader
 WEIGHTS = "n/data/weights/model_weights_config.json"
 
 
@@ -30,6 +31,20 @@ def members() -> Members:
     torch.export.save(program, buffer)
     with zipfile.ZipFile(buffer) as content:
         return {"n/" + n.partition("/")[2]: content.read(n) for n in content.namelist()}
+
+
+class OlderReader:
+    """An older PyTorch's (2.11), which does not say how large a member is."""
+
+    def __init__(self, *args: Any) -> None:
+        reader = PyTorchFileReader(*args)
+        self.get_all_records, self.get_record = reader.get_all_records, reader.get_record
+
+
+@pytest.fixture(autouse=True, params=["newer", "older"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "older":
+        monkeypatch.setattr(torch, "PyTorchFileReader", OlderReader)
 
 
 def written(path: Path, members: Members) -> Path:
@@ -191,3 +206,17 @@ def test_plain(members: Members, tmp_path: Path) -> None:
     """One that was rewritten by another program, with a text beside the program."""
     path = written(tmp_path / "net.pt2", {**members, "n/extra/note": b"text"})
     assert len(from_torch(path, loss="mse").trainable) == 2
+
+
+def test_two_directories(members: Members, tmp_path: Path) -> None:
+    """PyTorch takes the archive that a reader of zip files takes, or it is refused."""
+    marker = tmp_path / "made"
+    content = [written(tmp_path / name, some).read_bytes() for name, some in (
+        ("good", members), ("evil", {**members, "n/data/constants/opaque": pickled(marker)})
+    )]  # fmt: skip
+    for first, second in (content, content[::-1]):
+        path = tmp_path / "net.pt2"
+        path.write_bytes(first + second)
+        with pytest.raises(ValueError, match="is not an exported program"):
+            from_torch(path, loss="mse")
+    assert not marker.exists()
