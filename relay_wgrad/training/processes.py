@@ -117,7 +117,7 @@ class Processes:
         """Writes the first process's values over tensors of TVM's."""
         import torch
 
-        with heard():
+        with heard(), on_stream(self.device):
             for tensor in tensors:
                 _distributed().broadcast(torch.from_dlpack(tensor), 0)
 
@@ -187,3 +187,20 @@ def heard() -> Iterator[None]:
         raise ConnectionError(
             f"another process has ended, or does not answer; its own message says why: {text:.300}"
         ) from error
+
+
+@contextlib.contextmanager
+def on_stream(device: str) -> Iterator[None]:
+    """Within it PyTorch works on a GPU on the stream that is TVM's there, in this thread."""
+    if device == "cpu":
+        yield
+        return
+    import torch
+    import tvm
+    import tvm_ffi
+
+    place = torch.device(device)
+    raw = int(tvm_ffi.get_raw_stream(tvm.cuda(place.index)))
+    stream = torch.cuda.ExternalStream(raw, place) if raw else torch.cuda.default_stream(place)
+    with torch.cuda.device(place), torch.cuda.stream(stream):
+        yield

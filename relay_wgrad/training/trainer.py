@@ -129,7 +129,7 @@ class Trainer:
         self.place = place(device, on_gpu)
         if distributed:
             self.processes = Processes.join(self.place.name)
-            self._exchange = Exchange(self.processes)
+            self._exchange = Exchange(self.processes, self._dynamic)
             self._agree()
         own = len(rule.state)
         with self.place.memory_errors():
