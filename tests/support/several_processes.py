@@ -378,6 +378,11 @@ def other_options(folder: Path) -> None:
         Trainer(graph_of(batch=2 + dist.get_rank()), FAST, distributed=True)
     with pytest.raises(ValueError, match="reduction='sum'"):
         Trainer(graph_of("cross_entropy(reduction='sum')"), FAST, distributed=True)
+    graph, trainer = fresh()
+    trainer._is_alike, trainer._kept.axes = False, {"p_0_weight": (dist.get_rank(), 1)}
+    with pytest.raises(ValueError, match=r"process 0 has axes of parameters \{'p_0_weight'"):
+        trainer._weigh(data_of(graph, samples(40)).batch(0))
+    trainer._kept.axes = {}
 
 
 @check
