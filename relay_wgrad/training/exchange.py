@@ -28,7 +28,7 @@ from ..frontend import TrainingGraph
 from ..frontend.loss import CrossEntropy
 from ..ops.process_mean import RUNS
 from ..transform.sync_norm import sync_batch_norm
-from .processes import Processes, heard, on_stream
+from .processes import Processes, as_torch, heard, on_stream
 
 Kind = tuple[tuple[int, ...], str]  # a tensor's shape and dtype
 
@@ -124,7 +124,6 @@ class Exchange:
         Results lie in memory that the next call writes over.  Raises ConnectionError where another
         process has gone.
         """
-        import torch
         import torch.distributed as dist
 
         kinds = tuple((tuple(map(int, t.shape)), str(t.dtype)) for t in tensors)
@@ -136,7 +135,7 @@ class Exchange:
         made: list[Any] = [None] * len(tensors)
         counts = self.weight if weight is None else weight
         with heard(), on_stream(self.processes.device):
-            given = [torch.from_dlpack(t) for t in tensors]
+            given = [as_torch(t) for t in tensors]
             # Packing one bucket takes place while the ones before are on their way.
             works = []
             for places, bucket in self._buckets[kinds]:
@@ -155,18 +154,17 @@ class Exchange:
         The tensors, which may be half ones of wider means, may be written over then; the means are
         there after `finish`.
         """
-        import torch
         import torch.distributed as dist
 
         with heard(), on_stream(self.processes.device):
-            given = [torch.from_dlpack(t) for t in tensors]
+            given = [as_torch(t) for t in tensors]
             if number not in self._sends:
                 kinds = [(tuple(map(int, t.shape)), str(t.dtype)) for t in means]
                 self._sends[number] = _Bucket(kinds, self.processes.device)
             if not number:
                 self.own.insert(0, tvm.runtime.from_dlpack(given[0].clone()))
             self._sends[number].pack(given, self.weight)
-            self._packed[number] = [torch.from_dlpack(t) for t in means]
+            self._packed[number] = [as_torch(t) for t in means]
             if self.counts:
                 self._infinite.append(self._sends[number].infinite())
             while (first := len(self._works)) in self._packed:
@@ -201,7 +199,7 @@ class Exchange:
 
         with on_stream(self.processes.device):
             factor = self._total.reciprocal() * (self.weight * self.processes.world)
-            made = torch._foreach_mul([torch.from_dlpack(t) for t in tensors], factor)
+            made = torch._foreach_mul([as_torch(t) for t in tensors], factor)
             return [tvm.runtime.from_dlpack(t) for t in made]
 
     def give_away(self) -> None:
@@ -229,14 +227,13 @@ _running = _Running()
 
 def _process_mean(x: Any, y: Any, weight: float = 1.0) -> None:
     """`relay_wgrad.ops.process_mean`, into y."""
-    import torch
     import torch.distributed as dist
 
     exchange = _running.exchange
     assert exchange is not None
     with heard(), on_stream(exchange.processes.device):
-        made = torch.from_dlpack(y)
-        made.copy_(torch.from_dlpack(x)).mul_(weight)
+        made = as_torch(y)
+        made.copy_(as_torch(x)).mul_(weight)
         dist.all_reduce(made)
         made.div_(exchange.processes.world * weight)
 
@@ -248,7 +245,6 @@ def _transposed_mean(x: Any, y: Any) -> None:
 
 def _send(number: int, *tensors: Any) -> None:
     """`SEND`; of a step that is run for itself, as for its kernels' times, there are no others."""
-    import torch
 
     half, exchange = len(tensors) // 2, _running.exchange
     if exchange is not None and exchange.is_begun:
@@ -256,7 +252,7 @@ def _send(number: int, *tensors: Any) -> None:
         return
     with on_stream("cpu" if exchange is None else exchange.processes.device):
         for value, mean in zip(tensors[:half], tensors[half:], strict=True):
-            torch.from_dlpack(mean).copy_(torch.from_dlpack(value))
+            as_torch(mean).copy_(as_torch(value))
 
 
 class _Bucket:
