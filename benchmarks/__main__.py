@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "steps": "gpu_steps",
         "errors": "gpu_errors",
         "trainer": "gpu_trainer",
+        "parallel": "gpu_parallel",
         "partial": "partial_training",
         "networks": "network_steps",
         "compile": "torch_compile",

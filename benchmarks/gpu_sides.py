@@ -17,7 +17,9 @@ are made in it.
 `memory` is what the side takes of the device beside CUDA's context, once it has run: what
 allocators hold.  Of PyTorch's it is the most that its allocator held after algorithms were chosen;
 `allocated`: the most that lived.  `vm_memory`: ours before the graph.  `host_ms`: the host's part
-of a call.  `build_s`: from the network to the end of the first call, without waiting for turns.
+of a call; `empty_host_ms`: beside a side of ours within PyTorch, that of an `autograd.Function`
+over the same parameters that computes nothing, which is what PyTorch itself takes.  `build_s`: from
+the network to the end of the first call, without waiting for turns.
 `split`: `benchmarks.gpu_split`.
 """
 
@@ -233,6 +235,8 @@ def pytorch(
             found["rounds"] = milliseconds(lambda side=side: call(side), device)
             if device == "cuda":
                 found["host_ms"] = _host_ms(lambda side=side: call(side))
+                if side in ("step", "backend"):
+                    found["empty_host_ms"] = _host_ms(lambda: _empty(parameters))
         found["ms"] = statistics.median(found["rounds"])
         if device == "cuda":
             most = torch.cuda.max_memory_reserved()
@@ -241,6 +245,25 @@ def pytorch(
         for parameter in parameters:
             parameter.grad = None
         yield side, found
+
+
+class _Empty(torch.autograd.Function):
+    """A function of parameters, whose gradients are memory that nobody has written."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*parameters)
+        return parameters[0].new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return tuple(map(torch.empty_like, ctx.saved_tensors))
+
+
+def _empty(parameters: Sequence[torch.Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+    _Empty.apply(*parameters).backward()
 
 
 def _host_ms(call: Callable[[], Any]) -> float:

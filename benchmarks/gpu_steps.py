@@ -171,6 +171,16 @@ def _shown(side: str) -> Callable[[dict[str, Any]], str]:
     return cell
 
 
+def _over_empty(side: str) -> Callable[[dict[str, Any]], float]:
+    """The host's milliseconds of a side more than an empty function over its parameters takes."""
+
+    def more(row: dict[str, Any]) -> float:
+        found = row["sides"][side]
+        return float(found["host_ms"] - found["empty_host_ms"])
+
+    return more
+
+
 def _convolutions(row: dict[str, Any]) -> float:
     """Milliseconds of our step's convolutions."""
     kinds = row["sides"]["ours"]["split"]["kinds"]
@@ -193,6 +203,7 @@ BENCHMARK = Benchmark(
     columns=(
         ("model",), ("dtype",), ("batch",), *((f"{s}, ms (MiB)", _shown(s)) for s in SIDES),
         ("ratio", None, ".2f"), ("host ms", "sides.ours.host_ms", ".2f"),
+        *((f"{side} − empty, host ms", _over_empty(side), ".2f") for side in ("step", "backend")),
         ("convolutions", _convolutions, ".2f"),
     ),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from .exchange import Exchange
 from .graph_replay import Fixed, Repeated, Work
 from .optim import is_decoupled, optimizer_for
 from .places import Place
+from .sends import with_sends
 from .step import ADJOINT, changes, converted, step_module
 from .stored_layout import Axes, kept_in_layout
 from .update import Update, rates_spec
@@ -89,13 +90,14 @@ class Recipe:
         if self.layout not in (None, "NCHW"):
             progress(f"converting to {self.layout}")
         axes: Axes = {}
-        variables = None
         if place.is_gpu:
             mod, axes = kept_in_layout(mod, self.layout, graph, blocks=place.blocks, axes=self.axes)
-            variables = mod[ADJOINT].params
         else:
             mod = converted(mod, self.layout)
         layout_changes = (changes(before), changes(mod[ADJOINT]))
+        if self.means is not None and self.update.accumulate == 1:
+            mod = with_sends(mod, graph)
+        variables = mod[ADJOINT].params if place.is_gpu else None
         rule = optimizer_for(graph, self.optimizer, self.lr, variables)
         how: dict[str, Any] = {
             "scaled": self.scaled, "dynamic": self.dynamic, "update": self.update,

@@ -129,7 +129,7 @@ class Trainer:
         self.place = place(device, on_gpu)
         if distributed:
             self.processes = Processes.join(self.place.name)
-            self._exchange = Exchange(self.processes)
+            self._exchange = Exchange(self.processes, self._dynamic)
             self._agree()
         own = len(rule.state)
         with self.place.memory_errors():
@@ -160,6 +160,7 @@ class Trainer:
             self._state += [kept.put(name, graph.params[name]) for name in averaged]
         if self.processes is not None:
             self.processes.take_firsts([*self._params.all, *self._state])
+        self._is_alike = False  # the axes of parameters: a GPU's first batch decides on them
         self._stands = False  # somebody has been told that the schedule is over
         self._control: Any = None  # on the device; None where the numbers here are what counts
         self.step_seconds = math.nan  # of the last step whose loss was read
@@ -380,8 +381,11 @@ class Trainer:
         return report, [] if self._exchange is None else self._exchange.own
 
     def _weigh(self, batch: Mapping[str, Any]) -> None:
-        """What this process's batch counts beside the others'."""
-        if self._exchange is not None:
+        """What this process's batch counts beside the others', whose parameters lie as here."""
+        if self._exchange is not None and self.processes is not None:
+            if not self._is_alike:
+                self.processes.agree({"axes of parameters": dict(self._kept.axes)})
+                self._is_alike = True
             updates = (self.steps + 1) % self.update.accumulate == 0
             self._exchange.weigh(weight_of(self.graph, batch), updates)
 

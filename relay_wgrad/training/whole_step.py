@@ -4,8 +4,9 @@ Some functions of Relax, which `WholeStep` calls one after another:
 
     step_scale(control) -> the loss scale                                   where there is one
     main_adjoint(inputs…, parameters…, [scale]) -> (outputs, gradients)
-                                        here several processes exchange theirs (`exchange`), of
-                                        gradients that are accumulated their sums, once an update
+                                        several processes send theirs meanwhile (`sends`); here,
+                                        of gradients that are accumulated, their sums, once an
+                                        update (`exchange`)
     gradients_not_finite((gradients…)) -> how many of their values          of a dynamic scale
     step_control(control, loss, [count]) -> (control, whether to update, whether anything moves)
     step_accumulate(rates, (so far…), (gradients…)) -> (gradients…)   where they are accumulated
@@ -171,7 +172,12 @@ class WholeStep:
 
     def exchanged(self, made: Any) -> tuple[Tensors, Tensors]:
         """What `main_adjoint` gave, (outputs, gradients), as of all processes' batches."""
-        return (*made,) if self._means is None else self._exchanged(*made)
+        if self._means is not None and self._accumulates:
+            return self._exchanged(*made)
+        if self._means is not None:
+            self._means.finish()
+        outputs, gradients = made
+        return outputs, gradients
 
     def _exchanged(self, outputs: Tensors, gradients: Tensors) -> tuple[Tensors, Tensors]:
         assert self._means is not None
@@ -226,17 +232,17 @@ class WholeStep:
         process's part, until there is an update."""
         means = self._means
         assert means is not None
-        means.own = [outputs[0]]
-        if self._accumulates:
-            outputs, _ = self._exchanged(outputs, ())
-            gradients = accumulated(means.parts(gradients))
-            if not means.updates:
-                return outputs, gradients
+        if not self._accumulates:
+            means.finish()
+            return outputs, gradients
+        means.own.append(outputs[0])
+        outputs, _ = self._exchanged(outputs, ())
+        gradients = accumulated(means.parts(gradients))
+        if not means.updates:
+            return outputs, gradients
         if self._dynamic:
             means.own.append(self._function(FOUND)(gradients))
-        if self._accumulates:
-            return outputs, means(gradients, 1.0)
-        return self._exchanged(outputs, gradients)
+        return outputs, means(gradients, 1.0)
 
 
 def _scale(control: Any) -> Any:

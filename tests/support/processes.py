@@ -26,16 +26,18 @@ GRACE = 15.0  # seconds that the others have when one has failed: NCCL does not 
 
 def run_ranks(
     script: Path, world: int, *args: str, env: Mapping[str, str] | None = None,
-    timeout: float = 240, forked: bool = True,
+    timeout: float = 240, forked: bool = True, warnings: str = "error",
 ) -> Sequence[subprocess.CompletedProcess[str]]:  # fmt: skip
     """A script in `world` processes with a launcher's environment: how each of them ended.
 
     forked : as of `children`.  Else all are ended after `timeout` seconds, or `GRACE` after one has
-        failed, with where their threads were at the end of their `stderr`.
+        failed, with where their threads were at the end of their `stderr`, and what becomes of
+        warnings is a choice.
     """
     environments = [{**each, **(env or {})} for each in _environments(world)]
     if not forked:
-        return _together([sys.executable, "-W", "error", str(script), *args], environments, timeout)
+        command = [sys.executable, "-W", warnings, str(script), *args]
+        return _together(command, environments, timeout)
 
     def run(given: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         return run_script(script, *args, env=given, timeout=timeout)

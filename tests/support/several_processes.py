@@ -22,10 +22,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import tvm
 
 import relay_wgrad
 from relay_wgrad.frontend import TrainingGraph, from_torch
-from relay_wgrad.training import state
+from relay_wgrad.training import exchange, state
 from relay_wgrad.training.data import Data
 from relay_wgrad.training.evaluation import Evaluator
 from relay_wgrad.training.processes import Processes
@@ -35,6 +36,7 @@ from tests.support.fast import FAST
 from tests.support.trained import snapshot
 
 SIZE = 4  # of a process's batch
+LIMITS = exchange.LIMITS
 Check = Callable[[Path], None]
 CHECKS: dict[str, Check] = {}
 
@@ -144,17 +146,85 @@ def other_updates(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def sent() -> Iterator[list[int]]:
-    """How many numbers each all-reduce sends."""
+def sent(seen: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
+    """How many numbers each all-reduce sends; `seen` is called before each."""
     found, all_reduce = list[int](), dist.all_reduce
 
     def counted(tensor: torch.Tensor, *given: Any, **more: Any) -> Any:
         found.append(tensor.numel())
+        seen()
         return all_reduce(tensor, *given, **more)
 
     dist.all_reduce = counted
     yield found
     dist.all_reduce = all_reduce
+
+
+@check
+def sent_early(folder: Path) -> None:
+    """Each bucket is on its way as soon as its last gradient is there."""
+    exchange.LIMITS = (1, 1)
+    graph = graph_of("cross_entropy(label_smoothing=0.1)")
+    trainer, events = Trainer(graph, FAST, distributed=True), list[str]()
+
+    def noted(func: Any, name: str, before: bool, *_: Any) -> int:
+        if before and not name.startswith("vm."):
+            events.append("send" if name == exchange.SEND else "kernel")
+        return 0
+
+    data = data_of(graph, samples(40))
+    trainer.compiled.vm.set_instrument(noted)
+    with sent(lambda: events.append("all-reduce")) as numbers:
+        trainer.step(data.batch(0))
+    trainer.compiled.vm.set_instrument(None)
+    buckets = 1 + len(graph.trainable)
+    assert events.count("send") == len(numbers) == buckets
+    # All but the last are on their way when that is made, and kernels run in between.
+    before = events[: len(events) - events[::-1].index("send")]
+    assert before.count("all-reduce") == buckets - 1, events
+    assert before[before.index("all-reduce") :].count("kernel") > 1, events
+    arguments = trainer.arguments(data.batch(1))
+    own = [x.numpy() for x in trainer.compiled.vm["main_adjoint"](*arguments)[1]]
+    with sent() as numbers:
+        trainer.profile(data.batch(1), rounds=1 + dist.get_rank(), seconds=0)
+    assert not numbers
+    means = [x.numpy() for x in trainer.gradients(data.batch(1))[1]]
+    for mine, mean in zip(own, means, strict=True):
+        every = torch.from_numpy(mine.copy())
+        dist.all_reduce(every)
+        np.testing.assert_allclose(mean, every.numpy() / dist.get_world_size(), rtol=1e-12)
+        assert np.any(mine != mean)
+    alone = Trainer(graph, FAST)
+    both(trainer, lambda: stepped(alone, data_of(graph, samples(40), whole=True).batch(0)), 10,
+         {"arrays": samples(40)})  # fmt: skip
+    exchange.LIMITS = LIMITS
+
+
+def stepped(trainer: Trainer, batch: Any) -> Trainer:
+    trainer.step(batch)
+    return trainer
+
+
+@check
+def sent_in_order(folder: Path) -> None:
+    """Buckets are exchanged in one order, whatever the order in which a program has them ready; and
+    a step that ended on its way leaves nothing to the next one."""
+    processes = Processes.join("cpu")
+    one, world = exchange.Exchange(processes), processes.world
+    values = [tvm.runtime.tensor(np.full(n, processes.rank + n, "float64")) for n in (3, 50)]
+    for ends in (True, False):
+        one.weigh(1.0)
+        means = [tvm.runtime.tensor(np.full(n, np.nan)) for n in (3, 50)]
+        with sent() as numbers:
+            one.send(1, values[1:], means[1:])
+            assert not numbers
+            if ends:
+                continue
+            one.send(0, values[:1], means[:1])
+        assert numbers[0] < numbers[1]
+        one.finish()
+        for n, mean in zip((3, 50), means, strict=True):
+            np.testing.assert_allclose(mean.numpy(), (world - 1) / 2 + n, rtol=1e-12)
 
 
 @check
@@ -308,6 +378,11 @@ def other_options(folder: Path) -> None:
         Trainer(graph_of(batch=2 + dist.get_rank()), FAST, distributed=True)
     with pytest.raises(ValueError, match="reduction='sum'"):
         Trainer(graph_of("cross_entropy(reduction='sum')"), FAST, distributed=True)
+    graph, trainer = fresh()
+    trainer._is_alike, trainer._kept.axes = False, {"p_0_weight": (dist.get_rank(), 1)}
+    with pytest.raises(ValueError, match=r"process 0 has axes of parameters \{'p_0_weight'"):
+        trainer._weigh(data_of(graph, samples(40)).batch(0))
+    trainer._kept.axes = {}
 
 
 @check

@@ -21,6 +21,8 @@ DAILY = (
     "fifty_steps",
     "accumulated",
     "sync_batch_norm",
+    "sent_early",
+    "sent_in_order",
     "not_finite",
     "saved",
     "full_disk",
@@ -53,7 +55,7 @@ def test_what_else_two_do(tmp_path: Path) -> None:
 @pytest.mark.longer("needs three processes; two stay")
 def test_three_processes(tmp_path: Path) -> None:
     """A number that sums of floats are not divided by exactly."""
-    run(tmp_path, 3, "fifty_steps", "evaluation", "labels_that_count")
+    run(tmp_path, 3, "fifty_steps", "evaluation", "labels_that_count", "sent_early")
 
 
 def test_parts_of_batches_are_disjoint() -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import relay_wgrad
 from relay_wgrad.frontend import TrainingGraph, from_torch
+from relay_wgrad.training import exchange
 from relay_wgrad.training.data import Data
 from relay_wgrad.training.options import Options
 from relay_wgrad.training.trainer import Trainer
@@ -36,12 +37,17 @@ def same_bits(trainer: Trainer) -> bool:
 
 
 def main() -> None:
+    """In float32, with batches that are normalized together, and in bfloat16."""
     relay_wgrad.register()
+    exchange.LIMITS = (1 << 8, 1 << 10)  # some buckets
     exact, rng = Options(tf32=False), np.random.default_rng(0)
-    for bn, syncs in (("eval", False), ("train", True)):
+    for bn, dtype, tolerance in (
+        ("eval", None, 1e-3), ("train", None, 1e-3), ("eval", "bfloat16", 3e-2),
+    ):  # fmt: skip
         graph = graph_of(SIZE, bn)
         trainer = Trainer(
-            graph, "cuda", lr=0.02, distributed=True, sync_batch_norm=syncs, on_gpu=exact
+            graph, "cuda", lr=0.02, dtype=dtype, distributed=True, sync_batch_norm=bn == "train",
+            on_gpu=exact,
         )  # fmt: skip
         rank, world = dist.get_rank(), dist.get_world_size()
         arrays = {
@@ -53,10 +59,10 @@ def main() -> None:
         assert same_bits(trainer)
         if rank == 0:
             whole = graph_of(SIZE * world, bn)
-            alone = Trainer(whole, "cuda:0", lr=0.02, on_gpu=exact)
+            alone = Trainer(whole, "cuda:0", lr=0.02, dtype=dtype, on_gpu=exact)
             batches = Data(whole, arrays)
             want = list(alone.train(batches.batch(step) for step in range(STEPS)))
-            np.testing.assert_allclose(losses, want, rtol=1e-3)
+            np.testing.assert_allclose(losses, want, rtol=tolerance)
         dist.barrier()
     dist.destroy_process_group()
     print("as one process")

@@ -1,0 +1,269 @@
+"""One of the processes of a row of `benchmarks gpu parallel`; the first prints the row's figures.
+
+python benchmarks/parallel_ways.py '{"model": …, "way": …, …}'    with a launcher's environment
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.gpu_models import Built, build
+from benchmarks.gpu_sides import HALVES, settings
+from benchmarks.parent import end_with_parent
+from relay_wgrad.training.processes import launched_rank
+
+ROUNDS, STEPS, WARM = 3, 20, 14  # a graph is captured some steps after the first
+TRACED = 3
+ALONE, TOGETHER = "alone", "together"
+Train = Callable[[int], None]
+"""So many steps, which may be on their way when it returns."""
+
+
+class Problem(NamedTuple):
+    """What is measured; `batch` is a process's, `image` None the model's own size.  On "cpu"
+    processes meet by Gloo: a rehearsal."""
+
+    model: str
+    way: str
+    batch: int
+    image: int | None
+    dtype: str
+    device: str = "cuda"
+
+
+class Here(NamedTuple):
+    """What a process trains on."""
+
+    problem: Problem
+    built: Built
+    device: torch.device
+    rank: int
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# ---- PyTorch's own loop --------------------------------------------------------------------------
+
+
+def _batch(here: Here, channels_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    draws, size, image = (
+        torch.Generator().manual_seed(here.rank),
+        here.problem.batch,
+        here.built.image,
+    )
+    x = torch.randn(size, 3, image, image, generator=draws).to(here.device)
+    labels = torch.randint(0, here.built.classes, (size,), generator=draws)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return x.contiguous(memory_format=layout), labels.to(here.device)
+
+
+def _cast(here: Here) -> Any:
+    half = HALVES.get(here.problem.dtype)
+    return torch.autocast(here.device.type, half, enabled=half is not None)
+
+
+def _loop(here: Here, loss: Callable[..., Any], parameters: Iterable[Any], batch: Any) -> Train:
+    """PyTorch's loop with SGD's update."""
+    optimizer = torch.optim.SGD([*parameters], lr=1e-3, momentum=0.9, fused=True)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            with _cast(here):
+                made = loss(*batch)
+            made.backward()
+            optimizer.step()
+
+    return train
+
+
+def _step(here: Here, piece_bytes: int | None) -> Iterator[tuple[str, Train]]:
+    import relay_wgrad
+    import relay_wgrad.torch as rt
+
+    relay_wgrad.register()
+    batch, module = _batch(here, False), here.built.module.to(here.device)
+    with _cast(here):
+        step = rt.TrainingStep(module, batch[0], loss="cross_entropy", piece_bytes=piece_bytes)
+    yield ALONE, _loop(here, step, step.parameters(), batch)
+    parallel = DistributedDataParallel(step, gradient_as_bucket_view=True)
+    yield TOGETHER, _loop(here, parallel, step.parameters(), batch)
+
+
+def _pytorch(here: Here, compiles: bool) -> Iterator[tuple[str, Train]]:
+    batch = _batch(here, True)
+    made = here.built.module.to(here.device).to(memory_format=torch.channels_last)
+    for name, model in ((ALONE, made), (TOGETHER, None)):
+        whole = model or DistributedDataParallel(made, gradient_as_bucket_view=True)
+        called: Any = torch.compile(whole, dynamic=False) if compiles else whole
+
+        def loss(x: torch.Tensor, labels: torch.Tensor, called: Any = called) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(called(x), labels)
+
+        yield name, _loop(here, loss, made.parameters(), batch)
+
+
+# ---- ours ----------------------------------------------------------------------------------------
+
+
+class _Late:
+    """An all-reduce that begins where it is waited for."""
+
+    def __init__(self, tensor: torch.Tensor, all_reduce: Any) -> None:
+        self._tensor, self._all_reduce = tensor, all_reduce
+
+    def wait(self) -> None:
+        self._all_reduce(self._tensor)
+
+
+@contextlib.contextmanager
+def _all_late() -> Iterator[None]:
+    at_once: Any = dist.all_reduce
+
+    def late(tensor: torch.Tensor, *given: Any, async_op: bool = False, **more: Any) -> Any:
+        return _Late(tensor, at_once) if async_op else at_once(tensor, *given, **more)
+
+    with mock.patch.object(dist, "all_reduce", late):
+        yield
+
+
+def _trainer(here: Here, is_late: bool) -> Iterator[tuple[str, Train]]:
+    import relay_wgrad
+    from relay_wgrad.frontend import from_torch
+    from relay_wgrad.training.options import Options
+    from relay_wgrad.training.trainer import Trainer
+
+    relay_wgrad.register()
+    image = here.built.image
+    x = torch.zeros(here.problem.batch, 3, image, image)
+    graph = here.built.graph or from_torch(here.built.module, (x,))
+    batch = graph.random_batch(here.rank)
+    for name in (ALONE, TOGETHER):
+        made = Trainer(
+            graph, str(here.device), lr=1e-3, dtype={"bf16": "bfloat16"}.get(here.problem.dtype),
+            distributed=name == TOGETHER, on_gpu=Options(benchmark=True),
+        )  # fmt: skip
+
+        def train(steps: int, made: Trainer = made) -> None:
+            for _ in made.train(itertools.repeat(batch, steps)):
+                pass
+
+        with _all_late() if is_late else contextlib.nullcontext():
+            yield name, train
+
+
+WAYS: dict[str, Callable[[Here], Iterator[tuple[str, Train]]]] = {
+    "step": lambda here: _step(here, None),
+    "one-piece": lambda here: _step(here, 0),
+    "compile": lambda here: _pytorch(here, True),
+    "eager": lambda here: _pytorch(here, False),
+    "trainer": lambda here: _trainer(here, False),
+    "late": lambda here: _trainer(here, True),
+}
+
+
+# ---- figures -------------------------------------------------------------------------------------
+
+
+def _speeds(train: Train, here: Here, steps: int) -> list[float]:
+    """Steps a second, in rounds that all processes begin together."""
+    found = []
+    for _ in range(ROUNDS):
+        wait(here.device)
+        dist.barrier()
+        began = time.perf_counter()
+        train(steps)
+        wait(here.device)
+        found.append(steps / (time.perf_counter() - began))
+    return found
+
+
+Spans = list[tuple[float, float]]
+
+
+def _total(spans: Sequence[tuple[float, float]]) -> float:
+    """Of all moments in which there is one of them."""
+    total, end = 0.0, -float("inf")
+    for first, last in sorted(spans):
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total
+
+
+def exposed(nccl: Spans, others: Spans) -> float:
+    """How long some of the first ran, and none of the second."""
+    return _total([*nccl, *others]) - _total(others)
+
+
+def _traced(train: Train, here: Here) -> dict[str, Any]:
+    """Milliseconds of a step: NCCL's kernels, and what of these nothing else ran beside."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        train(TRACED)
+        wait(here.device)
+    nccl, others = Spans(), Spans()
+    for event in profiler.profiler.kineto_results.events():
+        if event.device_type() == torch.autograd.DeviceType.CUDA:
+            start = event.start_ns() / 1e6
+            some = nccl if "nccl" in event.name().lower() else others
+            some.append((start, start + event.duration_ns() / 1e6))
+    return {"nccl_ms": _total(nccl) / TRACED, "exposed_ms": exposed(nccl, others) / TRACED}
+
+
+def figures(problem: Problem, rank: int, steps: int = STEPS, warm: int = WARM) -> dict[str, Any]:
+    """The row's, the same in each process."""
+    device = torch.device(problem.device, rank) if problem.device == "cuda" else torch.device("cpu")
+    settings(problem.dtype)
+    if device.type == "cuda":
+        from tests.support.gpu.runner import choose_compiler
+
+        choose_compiler()
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    here = Here(problem, build(problem.model, problem.batch, problem.image), device, rank)
+    rounds, traced = dict[str, list[list[float]]](), dict[str, Any]()
+    for name, train in WAYS[problem.way](here):
+        train(warm)
+        mine = _speeds(train, here, steps)
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, mine)
+        rounds[name] = every
+        if name == TOGETHER and device.type == "cuda":
+            traced = _traced(train, here)
+    one, together = (statistics.mean(map(max, rounds[name])) for name in (ALONE, TOGETHER))
+    dist.destroy_process_group()
+    return {
+        "one": problem.batch * one, "all": problem.batch * len(every) * together,
+        "scaling": together / one, "ms": 1e3 / together, "rounds": rounds, **traced,
+    }  # fmt: skip
+
+
+def main(text: str, *steps: str) -> None:
+    end_with_parent()
+    rank = launched_rank()
+    assert rank is not None
+    found = figures(Problem(**json.loads(text)), rank, *map(int, steps))
+    if not rank:
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
