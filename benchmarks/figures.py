@@ -106,14 +106,15 @@ def first_gradients() -> list[str]:
     )
     said = (f"{name} {small[way]['cold first']:.1f} / {small[way]['warm first']:.1f}"
             for way, name in ways)  # fmt: skip
-    beside = [row for row in found if "cold first ratio" in row and row["way"] != "inductor"]
+    beside = [row for row in found if "warm first ratio" in row and row["way"] != "inductor"]
     cold, warm = ([row[f"{state} first ratio"] for row in beside] for state in ("cold", "warm"))
     networks = len({row["network"] for row in beside})
     ratios = " / ".join(f"{geometric_mean(each):.2f} {_range(each)}" for each in (cold, warm))
     ratios = f"ratio to Inductor {ratios}"
+    cores = facts.get("cores_each") or facts["cores"]
     return [
         "seconds to the first gradients, 25,000 parameters, first / second process",
-        f"{facts['cpu']}, {facts['cores']} cores, PyTorch {facts['torch']}, {facts['date']}",
+        f"{facts['cpu']}, {cores} cores, PyTorch {facts['torch']}, {facts['date']}",
         f"{', '.join(said)}; of {networks} networks, three ways, {ratios}",
     ]
 
