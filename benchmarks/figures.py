@@ -275,16 +275,15 @@ def gpu_layers() -> Table:
 def commands() -> Table:
     facts, rows = read("commands")
     lines = [
-        [row["command"], f"`{row['words'].replace('{folder}/', '')}`", f"{row['processor']:.1f}"]
+        [row["command"], f"`{row['words'].replace('{folder}/', '')}`",
+         f"{row['processor']:.{2 if row['processor'] < 1 else 1}f}"]
         for row in rows
-    ]
-    turns = facts["turns"]
-    runs = "one run" if turns == 1 else f"the shortest of {turns} runs"
+    ]  # fmt: skip
+    turns = " or ".join(map(str, sorted({row["turns"] for row in rows})))
     where = (
         "Seconds of processor time from the command's start to its end, with an empty cache but for"
-        f" the second `train`; {runs} on a machine that others used too. {facts['cpu']},"
-        f" {facts['cores']} cores, {facts['date']};"
-        " `commands.json`."
+        f" the second `train`; the shortest of {turns} runs on a machine that others used too."
+        f" {facts['cpu']}, {facts['cores']} cores, {facts['date']}; `commands.json`."
     )
     return "Commands", where, ["command", "words", "processor, s"], lines
 
