@@ -3,18 +3,18 @@
 Each figure is of a process of its own.  `first` is from when everything is imported to when the
 first loss and gradients are there, PyTorch's compiler among the imports of every side; `import` is
 given beside it, and `total` is both.  `processor` is what the same seconds took of all cores, with
-the compilers that were started; `whole` that of the process from its start to its end.  `step` is
-the shortest of some steps after that.  Cold: with empty caches; warm: again, with what the cold
-process left.  The sides take turns, network by network, and each turn has all of them; the lines
-below the table are medians over the turns, and ratios of these.
+the compilers that were started; `whole` that of the process from its start to the last step.
+`step` is the median of steps after one that is not timed.  Cold: with empty caches; warm: again,
+with what the cold process left.  The sides take turns, network by network, and each turn has all of
+them; the lines below the table are medians over the turns, and ratios of these.
 
-Parts of one measurement may run at the same time on cores of their own, and are then one table:
+With `--cores-each 2` a process has two cores of its own, and as many run at a time as the machine
+has such pairs:
 
-    taskset -c 0,1 python -m benchmarks cpu first --suite small,unet --json a.json
-    taskset -c 2,3 python -m benchmarks cpu first --suite resnet50 --json b.json
-    python -m benchmarks cpu first --merge a.json,b.json --json all.json
+    python -m benchmarks cpu first --cores-each 2 --turns 9 --time-budget 7.8 --json cpu_first.json
 
-What torchvision has is built from there, and is left out where there is none.
+A row is written when its cold process has ended, and again with its warm one; what the time budget
+ends is in no row.  What torchvision has is built from there, and is left out where there is none.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from queue import Queue
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from torch.nn import functional as F
 
 from benchmarks import child
 from benchmarks.cpu_timing import processor_time
-from benchmarks.runner import Benchmark, Case, Measure, Option, Row
+from benchmarks.runner import Benchmark, Case, Option, Row, Rows, measure_all
 from relay_wgrad.cores import usable_cores
 
 WAYS = ("trainer", "step", "compile")
@@ -47,7 +48,7 @@ NETWORKS = {
     "mobilenet_v3_large": (4, 224), "convnext_tiny": (4, 224),
 }  # fmt: skip
 TORCHVISION = ("mobilenet_v3_large", "convnext_tiny")
-STEPS = 3
+_LEAST, _MOST, _SECONDS = 5, 50, 1.5  # steps that are timed, and for how long
 FIGURES = ("import", "first", "total", "step", "processor", "whole")
 RATIOS = ("first", "total", "step", "processor")  # of these means over networks are printed
 _BEGAN = "RELAY_WGRAD_BENCHMARK_BEGAN"  # when a process was started
@@ -109,18 +110,20 @@ def first_gradients(name: str, way: str) -> Row:
 
     step()
     ready, used = time.perf_counter(), processor_time() - used
-    times = []
-    for _ in range(STEPS):
+    step()
+    times: list[float] = []
+    while len(times) < _LEAST or (len(times) < _MOST and sum(times) < _SECONDS):
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
     imports, first = clock - float(os.environ[_BEGAN]), ready - imported
-    return {"import": imports, "first": first, "total": imports + first, "step": min(times),
-            "processor": used}  # fmt: skip
+    return {"import": imports, "first": first, "total": imports + first,
+            "step": statistics.median(times), "processor": used,
+            "whole": processor_time()}  # fmt: skip
 
 
-def measured(name: str, way: str, folder: str) -> Row:
-    """Of a process with its caches in a folder, on the cores that this one may use."""
+def measured(name: str, way: str, folder: str, seconds: float) -> Row:
+    """Of a process with its caches in a folder, on the cores that this thread may use."""
     environment = {
         _BEGAN: str(time.time()),
         "OMP_NUM_THREADS": str(len(usable_cores())),
@@ -129,9 +132,8 @@ def measured(name: str, way: str, folder: str) -> Row:
         "TRITON_CACHE_DIR": f"{folder}/triton",
         "TMPDIR": folder,
     }
-    before = processor_time()
-    found = child.row(first_gradients, name, way, environment=environment)
-    return {**found, "whole": processor_time() - before}
+    limit = None if seconds == float("inf") else seconds
+    return child.row(first_gradients, name, way, seconds=limit, environment=environment)
 
 
 def medians(runs: Iterable[Row]) -> list[Row]:
@@ -139,7 +141,7 @@ def medians(runs: Iterable[Row]) -> list[Row]:
     values: dict[tuple[str, str], dict[str, list[float]]] = {}
     for run in runs:
         columns = values.setdefault((run["network"], run["way"]), {})
-        for state in STATES:
+        for state in (state for state in STATES if state in run):
             for figure in FIGURES:
                 columns.setdefault(f"{state} {figure}", []).append(run[state][figure])
     found = {
@@ -165,43 +167,74 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
                 yield Case({"network": name, "way": way, "turn": turn})
 
 
-def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
-    def one(case: Case) -> Row:
+def run(rows: Rows, cases: Sequence[Case], args: argparse.Namespace) -> None:
+    """As many at a time as there are groups of cores, in order, while there is time."""
+    cores, every = usable_cores(), os.sched_getaffinity(0)
+    if not 0 <= args.cores_each <= len(cores):
+        args.error(f"--cores-each must be 0 to {len(cores)}, got {args.cores_each}")
+    free: Queue[frozenset[int]] = Queue()
+    for group in groups(cores, args.cores_each):
+        free.put(group)
+
+    def one(case: Case) -> Row | None:
+        own = free.get()
+        os.sched_setaffinity(0, own)  # this thread's, and so of the processes that it starts
         row: Row = {}
-        with tempfile.TemporaryDirectory() as folder:
-            for state in STATES:
-                row[state] = measured(case.key["network"], case.key["way"], folder)
-                if "reason" in row[state]:
-                    return dict(row[state])
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                for state in STATES:
+                    found = measured(
+                        case.key["network"], case.key["way"], folder, rows.seconds_left
+                    )
+                    if "reason" in found:
+                        return found if rows.seconds_left > 0 else None  # else the budget ended it
+                    row[state] = found
+                    rows.keep(case, row)
+        finally:
+            os.sched_setaffinity(0, every)
+            free.put(own)
         return row
 
-    return one
+    measure_all(rows, cases, one, free.qsize())
+
+
+def groups(cores: Sequence[int], size: int) -> list[frozenset[int]]:
+    """So many cores each; all of them together where `size` is 0."""
+    size = size or len(cores)
+    return [frozenset(cores[at : at + size]) for at in range(0, len(cores) - size + 1, size)]
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     found = medians(rows)
     for row in found:
-        first = ", ".join(f"{state} {row[f'{state} first']:.2f} s" for state in STATES)
-        ratios = ", ".join(f"{figure} {row[key]:.2f}" for figure in RATIOS for key in
-                           [f"cold {figure} ratio"] if key in row)  # fmt: skip
+        states = [state for state in STATES if f"{state} first" in row]
+        first = ", ".join(f"{state} {row[f'{state} first']:.2f} s" for state in states)
+        ratios = ", ".join(f"{state} {figure} {row[key]:.2f}" for state in states
+                           for figure in RATIOS
+                           for key in [f"{state} {figure} ratio"] if key in row)  # fmt: skip
         yield (
             f"{row['network']} {row['way']}: first {first}; processor"
-            f" {row['cold processor']:.2f} s; step {1e3 * row['warm step']:.1f} ms; of {OTHER}'s:"
-            f" {ratios}"
+            f" {row['cold processor']:.2f} s; step {1e3 * row[f'{states[-1]} step']:.1f} ms; of"
+            f" {OTHER}'s: {ratios}"
         )
     ours = [row for row in found if row["way"] != OTHER and "cold first ratio" in row]
     for way in dict.fromkeys(row["way"] for row in ours):
-        own = [row for row in ours if row["way"] == way]
-        figures = [f"{state} {figure}" for state in STATES for figure in RATIOS]
-        means = (statistics.geometric_mean(r[f"{each} ratio"] for r in own) for each in figures)
-        said = (f"{each} {mean:.2f}" for each, mean in zip(figures, means, strict=True))
+        said = []
+        for each in (f"{state} {figure}" for state in STATES for figure in RATIOS):
+            ratios = [row[f"{each} ratio"] for row in ours
+                      if row["way"] == way and f"{each} ratio" in row]  # fmt: skip
+            if ratios:
+                mean = statistics.geometric_mean(ratios)
+                said.append(f"{each} {mean:.2f} (at most {max(ratios):.2f})")
         yield f"{way}: {', '.join(said)}"
 
 
 BENCHMARK = Benchmark(
-    cases, begin, suites=NETWORKS, summary=summary,
+    cases, run=run, suites=NETWORKS, summary=summary,
+    is_whole=lambda row, args: "reason" in row or all(state in row for state in STATES),
     options={
         "ways": Option((*WAYS, OTHER), "", (*WAYS, OTHER)),
+        "cores_each": Option(0, "of each process; 0: all, and one process at a time"),
         "turns": Option(3, "of all: processes of each, cold and warm"),
     },
     columns=(

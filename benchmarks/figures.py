@@ -106,14 +106,15 @@ def first_gradients() -> list[str]:
     )
     said = (f"{name} {small[way]['cold first']:.1f} / {small[way]['warm first']:.1f}"
             for way, name in ways)  # fmt: skip
-    beside = [row for row in found if "cold first ratio" in row and row["way"] != "inductor"]
+    beside = [row for row in found if "warm first ratio" in row and row["way"] != "inductor"]
     cold, warm = ([row[f"{state} first ratio"] for row in beside] for state in ("cold", "warm"))
     networks = len({row["network"] for row in beside})
     ratios = " / ".join(f"{geometric_mean(each):.2f} {_range(each)}" for each in (cold, warm))
     ratios = f"ratio to Inductor {ratios}"
+    cores = facts.get("cores_each") or facts["cores"]
     return [
         "seconds to the first gradients, 25,000 parameters, first / second process",
-        f"{facts['cpu']}, {facts['cores']} cores, PyTorch {facts['torch']}, {facts['date']}",
+        f"{facts['cpu']}, {cores} cores, PyTorch {facts['torch']}, {facts['date']}",
         f"{', '.join(said)}; of {networks} networks, three ways, {ratios}",
     ]
 
@@ -274,16 +275,15 @@ def gpu_layers() -> Table:
 def commands() -> Table:
     facts, rows = read("commands")
     lines = [
-        [row["command"], f"`{row['words'].replace('{folder}/', '')}`", f"{row['processor']:.1f}"]
+        [row["command"], f"`{row['words'].replace('{folder}/', '')}`",
+         f"{row['processor']:.{2 if row['processor'] < 1 else 1}f}"]
         for row in rows
-    ]
-    turns = facts["turns"]
-    runs = "one run" if turns == 1 else f"the shortest of {turns} runs"
+    ]  # fmt: skip
+    turns = " or ".join(map(str, sorted({row["turns"] for row in rows})))
     where = (
         "Seconds of processor time from the command's start to its end, with an empty cache but for"
-        f" the second `train`; {runs} on a machine that others used too. {facts['cpu']},"
-        f" {facts['cores']} cores, {facts['date']};"
-        " `commands.json`."
+        f" the second `train`; the shortest of {turns} runs on a machine that others used too."
+        f" {facts['cpu']}, {facts['cores']} cores, {facts['date']}; `commands.json`."
     )
     return "Commands", where, ["command", "words", "processor, s"], lines
 

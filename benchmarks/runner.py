@@ -73,7 +73,8 @@ class Option(NamedTuple):
     of: Collection[str] | None = None
 
 
-Measure = Callable[[Case], Row]
+Measure = Callable[[Case], "Row | None"]
+"""None: there was no time for it."""
 
 
 @dataclass(frozen=True)
@@ -227,10 +228,11 @@ def measure_all(rows: Rows, cases: Sequence[Case], measure: Measure, jobs: int =
     def one(case: Case) -> None:
         if rows.seconds_left > 0:
             try:
-                found = measure(case)
+                found: Row | None = measure(case)
             except Exception as error:  # of any kind: one failure must not cost the other rows
                 found = {"reason": reason(error)}
-            rows.keep(case, found)
+            if found is not None:
+                rows.keep(case, found)
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),

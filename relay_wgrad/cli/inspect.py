@@ -101,10 +101,7 @@ def _inspected(args: argparse.Namespace) -> Inspection:
     if step.kernels:
         found.data["kernels"] = [asdict(kernel) for kernel in step.kernels]
     if step.compile_seconds:
-        longest = sorted(step.compile_seconds.items(), key=lambda item: -item[1])
-        found.data["compiled"] = [
-            {"name": name, "seconds": seconds, "kept": not seconds} for name, seconds in longest
-        ]
+        found.add_compiled(step.compile_seconds)
     return found
 
 

@@ -37,10 +37,24 @@ class Inspection:
     `edges` : pairs of indices into them; `convolutions` : one entry for each, with its problem,
     layout, backend, reason, and its time where it was measured; `changes` : every change of
     layout with its reason; `memory` : bytes alive at each call; `kernels`, of a step that was timed
-    on a GPU: name, calls, seconds and bytes of each.
+    on a GPU: name, calls, seconds and bytes of each; `compiled`, of one that was compiled for a
+    CPU: name and processor seconds of each kernel, and whether it was kept from before.
     """
 
     data: dict[str, Any]
+
+    def add_compiled(self, seconds: Mapping[str, float]) -> None:
+        """Adds what each kernel took to compile, by its name: seconds of a processor, 0 where it
+        was kept.  The longest come first."""
+        longest = sorted(seconds.items(), key=lambda item: -item[1])
+        self.data["compiled"] = [
+            {"name": name, "seconds": took, "kept": not took} for name, took in longest
+        ]
+        kept = sum(not took for took in seconds.values())
+        self.data["totals"]["compiling"] = (
+            f"{len(seconds)} kernels, {kept} of them kept from before;"
+            f" {sum(seconds.values()):.2f} s of processor time"
+        )
 
     def to_json(self) -> str:
         """One JSON object."""

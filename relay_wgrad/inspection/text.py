@@ -58,6 +58,12 @@ def markdown(data: dict[str, Any]) -> str:
                 for k in kernels
             ],
         )  # fmt: skip
+    if compiled := data.get("compiled"):
+        lines += ["", "## Compiling", "", totals["compiling"], ""]
+        lines += _table(
+            ("kernel", "s"),
+            [[k["name"], "kept" if k["kept"] else _number(k["seconds"], 1)] for k in compiled],
+        )
     lines += ["", "## Layout changes", ""]
     lines += _table(
         ("tensor", "shape", "reason", "moves memory"),

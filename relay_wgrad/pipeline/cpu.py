@@ -105,7 +105,7 @@ def parallel_kernels() -> tvm.transform.Pass:
 def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
     """The kernel with loops for so many cores, or as it was if its form is unknown."""
     try:
-        sch = s_tir.Schedule(func)
+        sch = s_tir.Schedule(func, error_render_level="none")  # what fails is never shown
         infos = normalize_prim_func(sch)
         if not infos:
             return func

@@ -19,6 +19,7 @@ from tvm import relax, te, tirx, topi
 
 from ..dtypes import HALVES
 from ..registry import legalizations
+from .equal_calls import Legalizer, legalize_equal_once
 from .fold_constant import fold_constants
 from .ieee import opaque_zero
 from .kernel_order import Order
@@ -26,8 +27,6 @@ from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes
 from .sizes_first import SizesFirst
-
-Legalizer = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 
 def fused_kernels() -> list[tvm.transform.Pass]:
@@ -51,7 +50,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
 def legalize_ops() -> tvm.transform.Pass:
     """Upstream's `LegalizeOps` but for the operators above, and for large products on a CPU."""
     rules = {**legalizations(), **_LEGAL}
-    return tvm.transform.Sequential([cpu_products(), relax.transform.LegalizeOps(rules)])
+    return tvm.transform.Sequential([cpu_products(), legalize_equal_once(rules)])
 
 
 def _upstream(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -31,7 +31,7 @@ from tvm import relax
 from ..attrs import ConvAttrs
 from ..graph.def_use import Graph
 from ..graph.rebuild import Names, Writer, rebuilt, without_unused
-from ..graph.walk import functions_in
+from ..graph.walk import bindings_of, functions_in
 from ..ir import is_taken, op_name
 from ..layout_rules.in_layout import sizes_of
 from ..ops.algebra import WGRAD_NAME, dgrad_call, fprop_call, get_op, wgrad_call
@@ -84,7 +84,7 @@ def raise_products(
     get_op(WGRAD_NAME)
     out, entries = mod, []
     for gv, func in functions_in(mod, by_name=True):
-        if is_taken(func):
+        if is_taken(func) or all(op_name(b.value) != MATMUL for b in bindings_of(func)):
             continue
         work = _Function(str(gv.name_hint), func, accept, exchange)
         result = work.run()

@@ -177,7 +177,7 @@ function table(target, columns, rows, show) {
   function fill() {
     body.replaceChildren();
     for (const row of order.filter(show)) {
-      const tr = html("tr", undefined, body, { tabindex: 0 });
+      const tr = html("tr", undefined, body, row.node === undefined ? {} : { tabindex: 0 });
       for (const { value, text, number, wide, bar } of columns) {
         const td = html("td", undefined, tr, number ? { class: "number" } : wide ? { class: "wide" } : {});
         if (bar && value(row) !== undefined) {
@@ -186,6 +186,7 @@ function table(target, columns, rows, show) {
         }
         td.append(text ? text(row) : value(row) === undefined ? "" : value(row));
       }
+      if (row.node === undefined) continue;  // it has no box
       const go = () => { reveal(row.node); el("graph-title").scrollIntoView({ behavior: "smooth" }); };
       tr.onclick = go;
       tr.onkeydown = (e) => { if (e.key === "Enter") go(); };
@@ -259,4 +260,14 @@ if (D.kernels) {
     { title: "MB", value: (k) => (k.bytes / 1e6).toFixed(1) },
     { title: "TB/s", value: (k) => k.seconds ? (k.bytes / k.seconds / 1e12).toFixed(2) : "" },
   ], D.kernels, () => true);
+}
+
+if (D.compiled) {
+  el("compiled-part").hidden = false;
+  el("compiled-text").textContent = D.totals.compiling;
+  table(el("compiled"), [
+    { title: "kernel", value: (k) => k.name },
+    { title: "s", value: (k) => k.seconds, text: (k) => k.kept ? "kept" : k.seconds.toFixed(3),
+      number: true },
+  ], D.compiled, () => true);
 }

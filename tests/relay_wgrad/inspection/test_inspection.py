@@ -210,6 +210,33 @@ def test_page_is_one_file(report: Inspection) -> None:
     assert [n[0] for n in data["nodes"]] == [n["name"] for n in report.data["nodes"]]
 
 
+def test_what_compiling_took() -> None:
+    """The longest first, in all three forms; a kernel from the cache is said to be."""
+    graph, module = step(residual_net(blocks=0, size=4), batch=1)
+    found = inspected(graph, module)
+    assert "## Compiling" not in found.to_markdown()
+    found.add_compiled({"add": 0.25, "sum</script>": 0.0, "conv2d": 1.5})
+    assert json.loads(found.to_json())["compiled"] == [
+        {"name": "conv2d", "seconds": 1.5, "kept": False},
+        {"name": "add", "seconds": 0.25, "kept": False},
+        {"name": "sum</script>", "seconds": 0.0, "kept": True},
+    ]
+    said = "3 kernels, 1 of them kept from before; 1.75 s of processor time"
+    table = ["| conv2d | 1.500 |", "| add | 0.250 |", "| sum&lt;/script> | kept |"]
+    lines = ["## Compiling", "", said, "", "| kernel | s |", "| --- | --- |", *table, ""]
+    assert "\n".join(lines) in found.to_markdown()
+    html = found.to_html()
+    assert html.count("</script>") == 2
+    shown = re.search(r'<script id="data" type="application/json">(.*?)</script>', html, re.S)
+    assert shown is not None
+    data = json.loads(shown[1])
+    assert (data["compiled"], data["totals"]["compiling"]) == (found.data["compiled"], said)
+    # What the page's program fills with these is there to be filled.
+    wanted = re.findall(r'el\("([\w-]+)"\)', html)
+    assert {"compiled-part", "compiled-text", "compiled"} <= set(wanted)
+    assert set(wanted) <= set(re.findall(r'id="([\w-]+)"', html))
+
+
 def test_what_is_not_of_this_module() -> None:
     graph, module = step(residual_net(blocks=1))
     with pytest.raises(ValueError, match="1 entries, but the step has 8 convolutions"):
