@@ -11,8 +11,9 @@ import torch
 
 from byoc_cudnn.norm import NormCall, check
 from byoc_cudnn.pool import PoolCall
-from tests.support import cuda_emulated, norm_cases
+from tests.support import cuda_emulated
 from tests.support.cuda_emulated import DTYPES, aligned
+from tests.support.norm_groups import alpha_of, expected
 
 ROWS = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 5e-7, "float64": 1e-14}
 SUMS = {"float16": 1e-6, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-14}
@@ -218,33 +219,14 @@ GROUPED = [  # dtype, shape, groups, activation, what else the calls are
 
 
 def by_torch(t: Tensors, groups: int, activation: str, summed: bool) -> dict[str, np.ndarray]:
-    """All results in float64; which side of LeakyReLU's corner is told by what is stored."""
+    """All results in float64."""
     names = [n for n in ("x", "gamma", "beta", "residual") if n in t]
-    v = {n: torch.tensor(t[n].astype("float64"), requires_grad=True) for n in names}
-    x = v["x"].movedim(-1, 1)
-    if groups:
-        z = torch.nn.functional.group_norm(x, groups, v["gamma"], v["beta"], 1e-5)
-        parts = x.detach().reshape(x.shape[0], groups, -1)
-    else:
-        z = torch.nn.functional.batch_norm(x, None, None, v["gamma"], v["beta"], True, 0.0, 1e-5)
-        parts = x.detach().movedim(1, 0).flatten(1)
-    z = z.movedim(1, -1)
-    z = z + v["residual"] if "residual" in v else z
-    act = {**norm_cases.ACTIVATIONS, "leaky_relu": _leaky(torch.tensor(t.wide("y") > 0))}
-    y = act[activation](z)
+    given = {n: torch.tensor(t[n].astype("float64")) for n in names}
     dy = t["dy"].astype(t.sums)
     if summed:
         dy = (dy + t["dy2"].astype(t.sums)).astype(t.rows)
-    wanted = [*v.values(), z]
-    made = torch.autograd.grad(y, wanted, torch.tensor(dy.astype("float64")).reshape(y.shape))
-    found = {f"d{n}": g for n, g in zip((*names, "residual"), made, strict=True)}
-    rstd = (parts.var(-1, unbiased=False) + 1e-5) ** -0.5
-    found |= {"y": y.detach(), "mean": parts.mean(-1), "rstd": rstd}
-    return {n: value.numpy() for n, value in found.items()}
-
-
-def _leaky(positive: Any) -> Any:
-    return lambda z: torch.where(positive.reshape(z.shape), z, norm_cases.ALPHA * z)
+    others = (torch.tensor(v.astype("float64")) for v in (dy, t["y"]))
+    return {n: v.numpy() for n, v in expected(given, *others, groups, activation).items()}
 
 
 @pytest.mark.share(5)
@@ -254,8 +236,7 @@ def test_groups_and_activations(
 ) -> None:
     how = dict(how)
     summed = how.pop("summed", False)
-    alpha = norm_cases.ALPHA if activation in ("leaky_relu", "elu") else 0.0
-    how |= {"alpha": alpha, "grouped": groups > 0}
+    how |= {"alpha": alpha_of(activation), "grouped": groups > 0}
     forward = NormCall("f", "forward", dtype, activation, **how)
     back = NormCall("b", "backward", dtype, activation, summed=summed, **how)
     assert check(forward), check(forward).reason
