@@ -1,8 +1,9 @@
 """The networks of `benchmarks gpu steps`, as PyTorch modules with seeded weights.
 
 A name is one of torchvision's (`resnet50`, `mobilenet_v2`, …) or timm's, imported when it is asked
-for; `unet`, ours; or `onnx:` and a bundled network, whose weights are then those that `from_onnx`
-gives it.  Dropout and stochastic depth are left out, so that all sides compute the same.
+for; `unet`, ours, or `unet3d` and `unet3d_instance`, of volumes; or `onnx:` and a bundled network,
+whose weights are then those that `from_onnx` gives it.  Dropout and stochastic depth are left out,
+so that all sides compute the same.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.network_zoo import torchvision_models
-from benchmarks.plain_networks import CLASSES, UNet
+from benchmarks.plain_networks import CLASSES, UNet, VolumeUNet
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from tests.support.torch.onnx_module import OnnxModule
 
@@ -27,17 +28,26 @@ SUITES = {
              "mnasnet1_0", "shufflenet_v2_x1_0", "vgg11_bn", "efficientnet_v2_s"),
 }  # fmt: skip
 """Those that kernels and rules were chosen by, and others."""
+_VOLUMES = {"unet3d": False, "unet3d_instance": True}  # whether by instance normalization
 _SYNONYMS = {"squeezenet": "squeezenet1_1"}
 _RANDOM = ("Dropout", "Dropout2d", "StochasticDepth", "DropPath")
 
 
 class Built(NamedTuple):
-    """A network in training mode on the CPU, its size of image, a bundled one's graph, classes."""
+    """A network in training mode on the CPU, its size of image, a bundled one's graph, classes.
+
+    shape : of what it takes, after the batch.
+    """
 
     module: nn.Module
     image: int
     graph: Any
     classes: int
+    volume: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1, *[self.image] * 3) if self.volume else (3, self.image, self.image)
 
 
 def build(name: str, batch: int, image: int | None) -> Built:
@@ -53,6 +63,8 @@ def build(name: str, batch: int, image: int | None) -> Built:
         graph = from_onnx(bundled, batch=batch, image_size=image)
         module = OnnxModule(bundled, graph).train()
         return Built(module, graph.inputs[0].shape[2], graph, int(graph.classes or CLASSES))
+    if name in _VOLUMES:
+        return Built(VolumeUNet(_VOLUMES[name]).train(), image or 128, None, 4, volume=True)
     return Built(still(_module(name)).train(), image or 224, None, CLASSES)
 
 

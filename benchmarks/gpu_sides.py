@@ -46,7 +46,8 @@ from benchmarks.parent import end_with_parent
 HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 DTYPES = ("tf32", "f32", *HALVES)
 PYTORCH = ("eager", "compile", "graphs")
-OURS = ("ours", "cudnn")  # as a trainer's step, and without our own convolution kernels
+# As a trainer's step; without our own convolution kernels; with normalizations written out.
+OURS = ("ours", "cudnn", "written")
 SIDES = (*OURS, *PYTORCH, "step", "backend")
 # How our side's libraries are chosen; "first": our own kernels where they are known to be faster.
 LIBRARIES = {
@@ -84,7 +85,7 @@ def milliseconds(call: Callable[[], Any], device: str) -> list[float]:
 def batch_of(row: Row, built: Built) -> tuple[Any, Any]:
     """(images, labels), seeded, on the CPU."""
     rng = np.random.default_rng(1)
-    x = rng.standard_normal((row.batch, 3, built.image, built.image), np.float32)
+    x = rng.standard_normal((row.batch, *built.shape), np.float32)
     return torch.tensor(x), torch.tensor(rng.integers(0, built.classes, row.batch))
 
 
@@ -186,8 +187,9 @@ def pytorch(
         x, labels = (t.to(device) for t in batch)
         module = built.module.to(device)
         if "step" not in sides:
-            module = module.to(memory_format=torch.channels_last)
-            x = x.contiguous(memory_format=torch.channels_last)
+            last = torch.channels_last_3d if built.volume else torch.channels_last
+            module = module.to(memory_format=last)
+            x = x.contiguous(memory_format=last)
         memory.pause()
     scale = SCALE if row.dtype == "f16" else 1.0
     parameters = [p for p in module.parameters() if p.requires_grad]
@@ -275,8 +277,11 @@ def _host_ms(call: Callable[[], Any]) -> float:
 # ---- ours ----------------------------------------------------------------------------------------
 
 
-def ours(row: Row, built: Built, device: str, turns: Turns, select: str) -> dict[str, Any]:
-    """The loss and all gradients as one compiled function."""
+def ours(
+    row: Row, built: Built, device: str, turns: Turns, select: str, written: bool = False
+) -> dict[str, Any]:
+    """The loss and all gradients as one compiled function; `written`: no normalization is an
+    operator."""
     import tvm
 
     import relay_wgrad
@@ -292,7 +297,7 @@ def ours(row: Row, built: Built, device: str, turns: Turns, select: str) -> dict
     where = place("cuda:0" if device == "cuda" else "cpu")
     mod = step_module(
         graph, dtype=half, scaled=half == "float16", wide_weight_gradients=device != "cuda",
-        raise_norms=where.norms,
+        raise_norms=where.norms and not written,
     )  # fmt: skip
     mod = converted(mod, where.layout, blocks=where.blocks)
     library, problems, memory = None, {}, Memory(device)
@@ -415,6 +420,8 @@ def measure(
         yield "ours", ours(row, built, device, turns, select)
     if "cudnn" in sides:
         yield "cudnn", ours(row, built, device, turns, "cudnn")
+    if "written" in sides:
+        yield "written", ours(row, built, device, turns, select, written=True)
     if theirs := [name for name in sides if name not in OURS]:
         yield from pytorch(theirs, row, built, device, turns)
 

@@ -2,14 +2,16 @@
 
 A row is a network and a dtype, with the figures of each side: `ours`, and those of --against:
 PyTorch's `eager`, `compile` and `graphs` (torch.compile, and with CUDA graphs), or `step`,
-`backend`, and `cudnn`, which is ours without our own convolution kernels (`benchmarks.gpu_sides`).
+`backend`, `cudnn`, which is ours without our own convolution kernels, and `written`, which is ours
+with normalizations written out (`benchmarks.gpu_sides`).
 Each side is a process of its own, or all of PyTorch's are one (--together: cuDNN tunes once).
 Processes compile side by side (--jobs), and use the GPU one after another (`benchmarks.gpu_turns`).
 The file is written after each side; with --resume a row that has not all sides is measured anew.
 
-A model is one of torchvision's or timm's, `unet`, or `onnx:` and a bundled one
-(`benchmarks.gpu_models`); the suite `known` are those that kernels and rules were chosen by, `held`
-others.  The ratio is our best time over PyTorch's best.
+A model is one of torchvision's or timm's, `unet`, `unet3d` or `unet3d_instance` (of volumes, 128³
+if no --image says otherwise), or `onnx:` and a bundled one (`benchmarks.gpu_models`); the suite
+`known` are those that kernels and rules were chosen by, `held` others.  The ratio is our best time
+over PyTorch's best.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Networks of PyTorch's own layers: ResNet-50, MobileNetV2, where there is no torchvision; a U-Net.
+"""Networks of PyTorch's own layers: ResNet-50, MobileNetV2, where there is no torchvision; U-Nets.
 
 The first two have torchvision's layers and names, without dropout: He and others, "Deep Residual
 Learning" (stride in the 3×3 convolution); Sandler and others, "MobileNetV2".
@@ -6,6 +6,7 @@ Learning" (stride in the 3×3 convolution); Sandler and others, "MobileNetV2".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -143,6 +144,58 @@ class UNet(nn.Module):
         for up, join, left in zip(self.up, self.join, kept[-2::-1], strict=True):
             x = join(torch.cat([left, up(x)], 1))
         return self.head(x.mean((2, 3), keepdim=True)).flatten(1)
+
+
+class VolumeBlock(nn.Module):
+    """Two convolutions of volumes, each with a normalization and its activation."""
+
+    def __init__(self, inside: int, outside: int, stride: int, instance: bool) -> None:
+        super().__init__()
+        parts: list[nn.Module] = []
+        for i, c in enumerate((inside, outside)):
+            parts.append(nn.Conv3d(c, outside, 3, stride if i == 0 else 1, padding=1, bias=False))
+            parts += [
+                nn.InstanceNorm3d(outside, affine=True) if instance else nn.BatchNorm3d(outside),
+                nn.LeakyReLU(0.01) if instance else nn.ReLU(),
+            ]
+        self.parts = nn.Sequential(*parts)
+
+    def forward(self, x: Any) -> Any:
+        return self.parts(x)
+
+
+class VolumeUNet(nn.Module):
+    """nnU-Net's plain one: strided convolutions down, transposed ones up.
+
+    instance : instance normalization and LeakyReLU, as it has them; else batch normalization and
+        ReLU.  Its logits are averaged, as `UNet`'s.
+    """
+
+    def __init__(
+        self, instance: bool, classes: int = 4, widths: Sequence[int] = (32, 64, 128, 256, 320)
+    ) -> None:
+        super().__init__()
+        outer = list(reversed(widths[:-1]))
+        self.down = nn.ModuleList(
+            VolumeBlock(inside, c, 1 if i == 0 else 2, instance)
+            for i, (inside, c) in enumerate(zip([1, *widths], widths, strict=False))
+        )
+        self.up = nn.ModuleList(
+            nn.ConvTranspose3d(inside, c, 2, 2)
+            for inside, c in zip(reversed(widths), outer, strict=False)
+        )
+        self.join = nn.ModuleList(VolumeBlock(2 * c, c, 1, instance) for c in outer)
+        self.head = nn.Conv3d(widths[0], classes, 1)
+
+    def forward(self, x: Any) -> Any:
+        """Logits (N, classes) of volumes (N, 1, D, H, W), whose sizes 16 divides."""
+        kept = []
+        for block in self.down:
+            x = block(x)
+            kept.append(x)
+        for up, join, left in zip(self.up, self.join, kept[-2::-1], strict=True):
+            x = join(torch.cat([left, up(x)], 1))
+        return self.head(x).mean((2, 3, 4))
 
 
 NETWORKS: dict[str, type[nn.Module]] = {"resnet50": ResNet50, "mobilenet_v2": MobileNetV2}

@@ -1,4 +1,4 @@
-"""Batch normalization in training on the GPU: kernels of our own, at memory's rate.
+"""Normalization in training on the GPU: kernels of our own, at memory's rate.
 
 `NormCall` describes a call, `check` decides on it, `generate` writes the host's C++ for calls and
 `inputs` has nvcc build the kernels that it is linked with.

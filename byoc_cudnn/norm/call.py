@@ -6,13 +6,14 @@ import math
 import re
 from dataclasses import dataclass
 
-from relay_wgrad.ops import batch_norm
+from relay_wgrad.ops import activations
 
 from ..decision import YES, Decision, no
 from ..pool.call import check_windows
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-ACTIVATIONS = tuple(batch_norm.ACTIVATIONS)
+ACTIVATIONS = tuple(activations.ACTIVATIONS)
+BITS = ("relu", "relu6", "leaky_relu")  # the activations whose slope takes two values
 DIRECTIONS = ("forward", "backward")
 LAYOUTS = ("NHWC",)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
@@ -20,7 +21,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 @dataclass(frozen=True)
 class NormCall:
-    """One call of a batch normalization in training.  Sizes are read when it runs.
+    """One call of a normalization in training.  Sizes are read when it runs.
 
     forward: x, gamma, beta[, residual][, running_mean, running_var]
         -> y, mean, rstd[, new_running_mean, new_running_var][, mask]
@@ -29,7 +30,9 @@ class NormCall:
         -> dx, dgamma, dbeta, dresidual; with `summed` dy2, which is added to dy, comes after dy
 
     x, y, residual and their gradients have `dtype` and rows of channels (the last axis); what has
-    one value a channel is float32, or float64 for float64.  With m rows and the sums over them,
+    one value a channel is float32, or float64 for float64.  With `grouped` statistics are those of
+    a group of channels of an image, which the first axis has: mean and rstd are of images and
+    groups.  With m rows (values that share statistics) and the sums over them,
       mean = sum(x) / m,  var = sum((x - mean)^2) / m,  rstd = 1 / sqrt(var + epsilon),
       y = activation((x - mean) rstd gamma + beta + residual), rounded once,
       new_running = (1 - momentum) running + momentum (mean | var, or var m / (m - 1) if unbiased).
@@ -51,6 +54,7 @@ class NormCall:
     forward: x, gamma, beta[, running_mean, running_var] -> y, mean, rstd[, new_…], index
     backward: dy, index, x, gamma, beta, mean, rstd -> dx, dgamma, dbeta
 
+    alpha : the activation's parameter.
     symbol : of the function that computes it.
     """
 
@@ -65,6 +69,8 @@ class NormCall:
     second: bool = False
     pooled: tuple[int, ...] = ()
     layout: str = "NHWC"
+    alpha: float = 0.0
+    grouped: bool = False
     epsilon: float = 1e-5
     momentum: float = 0.1
     unbiased: bool = True
@@ -116,15 +122,19 @@ def check(call: NormCall) -> Decision:
     ):
         if value not in known:
             return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
-    if call.stored and not batch_norm.ACTIVATIONS[call.activation].by_result:
+    if call.stored and not activations.ACTIVATIONS[call.activation].by_result:
         return no(
             f"{call.activation}'s gradient is not told by what is stored: y;"
             " without a residual it is by x"
         )
-    if call.bits and not (call.residual and call.activation in ("relu", "relu6")):
-        return no("bits are of relu or relu6 after a residual; else x tells what passes")
+    if call.bits and not (call.residual and call.activation in BITS):
+        return no(f"bits are of {', '.join(BITS)} after a residual; else x tells what passes")
     if call.second and not (call.residual and call.bits):
         return no("a second normalization is a residual, and what passes goes backward as bits")
+    if call.second and call.activation == "leaky_relu":
+        return no("a second normalization is before relu or relu6, got leaky_relu")
+    if call.grouped and (call.running or call.pooled or call.second):
+        return no("running statistics, pooling and a second normalization are of a batch's")
     if call.pooled:
         if len(call.pooled) != 8 or call.residual:
             return no(f"pooled {call.pooled}: eight numbers, of a normalization without a residual")
@@ -138,6 +148,8 @@ def check(call: NormCall) -> Decision:
         return no("running statistics are updated forward, not backward")
     if not _IDENTIFIER.fullmatch(call.symbol):
         return no(f"symbol {call.symbol!r} is no identifier")
+    if not math.isfinite(call.alpha) or call.alpha < 0:
+        return no(f"alpha {call.alpha}: not finite, or below zero")
     if not (math.isfinite(call.epsilon) and call.epsilon >= 0 and math.isfinite(call.momentum)):
         return no(f"epsilon {call.epsilon} and momentum {call.momentum}: not finite, or below zero")
     return YES

@@ -22,7 +22,10 @@ _ELEMENTS = {
     "float32": ("kFloat", "float"),
     "float64": ("kDouble", "double"),
 }
-_ACTIVATIONS = {"": "kNone", "relu": "kRelu", "relu6": "kRelu6", "silu": "kSilu"}
+_ACTIVATIONS = {
+    "": "kNone", "relu": "kRelu", "relu6": "kRelu6", "leaky_relu": "kLeakyRelu", "silu": "kSilu",
+    "gelu": "kGelu", "gelu_tanh": "kGeluTanh", "hardswish": "kHardswish", "elu": "kElu",
+}  # fmt: skip
 _NAME = re.compile(
     rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_"
     rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second)?(_bits)?(_summed)?"
@@ -30,12 +33,14 @@ _NAME = re.compile(
 )
 
 
-def workspace_bytes(channels: int, dtype: str) -> int:
+def workspace_bytes(channels: int, dtype: str, images: int = 1) -> int:
     """Bytes of the workspace that a call may be given as its last operand, for any device.
+
+    images : of a grouped call, whose statistics each has its own.
 
     It may be smaller; a call without one uses a block that its stream keeps.
     """
-    least = -(-channels // _CHANNELS)
+    least = images * -(-channels // _CHANNELS)
     sums = _SUMS * (8 if dtype == "float64" else 4)
     return sums * _CHANNELS * max(least, _BLOCKS * _MULTIPROCESSORS)
 
@@ -95,14 +100,17 @@ def _row(call: NormCall) -> str:
         *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
         *(["second"] if call.second else []), *(["pooled"] if call.pooled else []),
     ]  # fmt: skip
+    kind = "group_norm" if call.grouped else "batch_norm"
+    numbers = f"{call.epsilon!r}, {call.momentum!r}, {call.alpha!r}"
+    switches = ", ".join(str(one).lower() for one in (call.unbiased, call.grouped))
     return (
-        f'    {{"batch_norm {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'
-        f"     Element::{_ELEMENTS[call.dtype][0]}, {call.epsilon!r}, {call.momentum!r},"
-        f" {str(call.unbiased).lower()},\n     {{{pooled}}}, {{{operands}}}}},"
+        f'    {{"{kind} {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'
+        f"     Element::{_ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"
+        f"     {{{pooled}}}, {{{operands}}}}},"
     )
 
 
 NORMS = Family(
-    "norm", "Batch normalization in training", "Norm", "RelayWgradNormKernel", check, _row,
+    "norm", "Normalization in training", "Norm", "RelayWgradNormKernel", check, _row,
     kernel_of, _body,
 )  # fmt: skip

@@ -17,10 +17,10 @@ from tvm import relax
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import op_name
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
-from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD, dtype_of
+from relay_wgrad.ops.train_norm import BACKWARDS, FORWARDS, dtype_of
 
 from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
-from .call import NormCall, check
+from .call import BITS, NormCall, check
 from .codegen import NORMS
 from .pool_fusion import take_pools
 
@@ -50,7 +50,7 @@ def planned(view: Graph, bits: bool = True) -> Plan:
     """Which calls of a function go, and how."""
     plan = Plan(view)
     for binding in view.bindings:
-        value = view.call(binding.var, FORWARD, BACKWARD)
+        value = view.call(binding.var, *FORWARDS, *BACKWARDS)
         if value is not None:
             call = _read(value)
             decision = check(replace(call, symbol=NORMS.codegen))
@@ -78,7 +78,9 @@ def _pass_bits(plan: Plan) -> None:
             continue
         forward = view.resolved(item.tuple_value)
         made = plan.sites.get(forward)
-        if made is None or not made.call.residual or made.call.activation != site.call.activation:
+        if made is None or not made.call.residual or site.call.activation not in BITS:
+            continue
+        if any(getattr(made.call, n) != getattr(site.call, n) for n in ("activation", "alpha")):
             continue
         if not view.is_whole(forward) and isinstance(forward, relax.DataflowVar):
             made.call, made.extra = (
@@ -126,6 +128,8 @@ def _take_second(plan: Plan, forward: relax.Var, backward: relax.Var) -> None:
         return
     two, back = sites[other], sites[gradient]
     if replace(one.call, activation="", residual=False, bits=False) != two.call:
+        return
+    if not check(replace(one.call, symbol=NORMS.codegen, second=True)):
         return
     told = [_field_of(view, back.args[i], i - 3) for i in (4, 5)]
     pairs = [*zip(back.args[1:4], two.args[:3], strict=True), *((t, other) for t in told)]
@@ -180,7 +184,7 @@ def _merge(
 
 def _read(value: relax.Call) -> NormCall:
     """What a call computes, but for its symbol."""
-    forward = op_name(value) == FORWARD
+    forward = op_name(value) in FORWARDS
     home: Any = batch_norm_train if forward else batch_norm_train_backward
     a, given = home.read(value), home.operands_by_name(value)
     x = given["x"]
@@ -193,6 +197,8 @@ def _read(value: relax.Call) -> NormCall:
         residual="residual" in given or "y" in given,
         running="running_mean" in given,
         layout="NHWC" if last else f"channels on axis {a.axis} of {x.ty.ndim}",
+        alpha=a.alpha,
+        grouped=a.groups > 0,
         epsilon=a.epsilon,
         momentum=a.momentum,
         unbiased=a.unbiased,

@@ -22,7 +22,8 @@ from ..pool.lower import BACKWARD, CAST, FORWARD, windows_of
 def take_pools(plan: Plan) -> None:
     """Into all forward calls without a residual after which a pooling stands alone."""
     for var, site in list(plan.sites.items()):
-        if site.call.forward and not site.call.residual and not plan.function.is_whole(var):
+        alone = not (site.call.residual or site.call.grouped)
+        if site.call.forward and alone and not plan.function.is_whole(var):
             _take(plan, var)
 
 

@@ -101,16 +101,23 @@ def normalization(call: relax.Call, perm: Perm) -> InLayout | None:
 
 
 def training_norm(call: relax.Call, perm: Perm) -> InLayout | None:
-    """batch_norm_train and its gradient: tensors beside x follow, vectors stay."""
-    axis = _axis(attr_fields(call.attrs)["axis"], perm)
-    ranks = [rank_of(arg.ty) for arg in call.args]
+    """batch_norm_train, group_norm_train, their gradients: tensors beside x follow, parameters and
+    statistics stay, and of groups the images' axis."""
+    fields, rank = attr_fields(call.attrs), len(perm)
+    grouped = "groups" in fields
+    inputs = [rank_of(arg.ty) for arg in call.args]
     outputs = [rank_of(ty) for ty in leaf_types(call.ty)]
-    if any(rank not in (1, len(perm)) for rank in (*ranks, *outputs)):
+    small = (1, 2) if grouped else (1,)
+    if any(n != rank and n not in small for n in (*inputs, *outputs)) or (grouped and perm[0] != 0):
         return None
+
+    def layout(n: int | None) -> Perm:
+        return perm if n == rank else identity(n or 0)
+
     return InLayout(
-        tuple(Taken(perm if rank == len(perm) else identity(1)) for rank in ranks),
-        tuple(perm if rank == len(perm) else identity(1) for rank in outputs),
-        attrs_with(call.attrs, axis=axis),
+        tuple(Taken(layout(n)) for n in inputs),
+        tuple(map(layout, outputs)),
+        attrs_with(call.attrs, axis=_axis(fields["axis"], perm)),
     )
 
 
@@ -207,6 +214,7 @@ _BY_RULE: tuple[tuple[LayoutRule, str], ...] = (
     (resample, "nn.resample"),
     (normalization, "nn.batch_norm nn.layer_norm nn.group_norm nn.instance_norm"),
     (training_norm, "nn.batch_norm_train nn.batch_norm_train_backward"),
+    (training_norm, "nn.group_norm_train nn.group_norm_train_backward"),
     (reduction, "sum mean max min prod variance std"),
     (pooling, "nn.max_pool2d nn.avg_pool2d nn.adaptive_avg_pool2d image.resize2d"),
     (pooling, "grad.max_pool2d_backward grad.avg_pool2d_backward"),

@@ -1,7 +1,7 @@
 """The operators, one home each.
 
 `FAMILY`: the convolution family; `LINES`: upstream's convolutions of one dimension, whose gradients
-are the family's; `NORMS`: training batch normalization; `ALL`: all that registers.
+are the family's; `NORMS`: training normalizations; `ALL`: all that registers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from . import (
     conv_backward_data,
     conv_backward_weight,
     conv_transpose,
+    group_norm_train,
+    group_norm_train_backward,
     process_mean,
     resample,
 )
@@ -25,7 +27,8 @@ FAMILY: dict[str, OpDef] = {
     home.DEFS[rank].name: home.DEFS[rank] for rank in OWN for home in _HOMES
 }
 LINES: dict[str, OpDef] = {home.DEFS[1].name: home.DEFS[1] for home in (conv, conv_transpose)}
-NORMS: dict[str, OpDef] = {d.name: d for d in (batch_norm_train.DEF, batch_norm_train_backward.DEF)}
+_NORMS = (batch_norm_train, batch_norm_train_backward, group_norm_train, group_norm_train_backward)
+NORMS: dict[str, OpDef] = {home.DEF.name: home.DEF for home in _NORMS}
 ALL: tuple[OpDef, ...] = (
     *FAMILY.values(), *LINES.values(), *NORMS.values(), resample.DEF, process_mean.DEF,
     *auxiliary.DEFS,

@@ -16,13 +16,11 @@ from tvm import relax
 from .. import opdef
 from ..ir import op_name
 from ..layout_rules.stock import follow_rule
+from .activations import ACTIVATIONS
 from .algebra import get_op, operands
-from .batch_norm import (
-    ACTIVATIONS,
-    BACKWARD,
-    BACKWARD_KEYS,
+from .train_norm import (
     FORWARD,
-    FORWARD_KEYS,
+    GRADIENT_OF,
     NormAttrs,
     NormChecks,
     Terms,
@@ -30,6 +28,7 @@ from .batch_norm import (
     dtype_of,
     make_call,
     read_attrs,
+    short,
 )
 
 R = relax.op
@@ -51,6 +50,7 @@ def batch_norm_train(
     axis: int = 1,
     epsilon: float = 1e-5,
     activation: str = "",
+    alpha: float = 0.0,
     momentum: float = 0.1,
     unbiased: bool = True,
 ) -> relax.Expr:
@@ -64,7 +64,9 @@ def batch_norm_train(
         of x's shape and dtype, which is added before the activation, and (C,) vectors.
     axis : the channels', from 0.
     epsilon : added to the variance.
-    activation : "", "relu", "relu6" or "silu"; "silu" takes no residual.
+    activation : "", "relu", "relu6", "leaky_relu", or without a residual "silu", "gelu",
+        "gelu_tanh", "hardswish", "elu".
+    alpha : the slope of "leaky_relu" below 0, or what "elu" tends to there, negated; else 0.
     momentum, unbiased : running' = (1 - momentum) running + momentum statistic; of the variance
         n/(n-1) times the population's, if unbiased.
 
@@ -82,23 +84,30 @@ def batch_norm_train(
     get_op(FORWARD)
     optional = zip(_OTHERS.get(3 + len(others), ()), others, strict=False)
     operands(OP, x=x, gamma=gamma, beta=beta, **dict(optional))
-    given = {"axis": axis, "epsilon": epsilon, "activation": activation, "momentum": momentum,
-             "unbiased": unbiased}  # fmt: skip
-    attrs = read_attrs(OP, given, FORWARD_KEYS)
-    return make_call(FORWARD, [x, gamma, beta, *others], attrs, FORWARD_KEYS)
+    given = {"axis": axis, "epsilon": epsilon, "activation": activation, "alpha": alpha,
+             "momentum": momentum, "unbiased": unbiased}  # fmt: skip
+    return make_call(FORWARD, [x, gamma, beta, *others], read_attrs(FORWARD, given))
+
+
+# ---- rules, which group normalization shares -----------------------------------------------------
 
 
 def read(call: relax.Call) -> NormAttrs:
-    return call_attrs(call, OP, FORWARD_KEYS)
+    return call_attrs(call)
 
 
 def operands_by_name(call: relax.Call) -> dict[str, Any]:
     """The operands by their names.  Raises ValueError for another number of them than there is."""
-    others = _OTHERS.get(len(call.args))
-    if others is None:
+    name, count = op_name(call), len(call.args)
+    others = _OTHERS.get(count)
+    if name == FORWARD and others is None:
         raise ValueError(
             f"{OP}: takes 3 to 6 arguments (x, gamma, beta, residual if any, running_mean and"
-            f" running_var if any), got {len(call.args)}"
+            f" running_var if any), got {count}"
+        )
+    if others is None or ("running_mean" in others and name != FORWARD):
+        raise ValueError(
+            f"{short(name)}: takes 3 or 4 arguments (x, gamma, beta, residual if any), got {count}"
         )
     return dict(zip(("x", "gamma", "beta", *others), call.args, strict=True))
 
@@ -106,7 +115,8 @@ def operands_by_name(call: relax.Call) -> dict[str, Any]:
 def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     """(x, gamma, beta, …) -> (y, mean, rstd, …)."""
     attrs, given = read(call), operands_by_name(call)
-    checks = NormChecks(OP, attrs)
+    op = short(op_name(call))
+    checks = NormChecks(op, attrs)
     x = checks.data("x", given["x"])
     for name, arg in given.items():
         if name == "residual":
@@ -114,14 +124,14 @@ def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         elif name != "x":
             checks.vector(name, arg, x)
     if "residual" in given and not ACTIVATIONS[attrs.activation].by_result:
-        raise ValueError(f"{OP}: activation={attrs.activation!r} takes no residual, got one")
+        raise ValueError(f"{op}: activation={attrs.activation!r} takes no residual, got one")
     if "running_var" in given and attrs.unbiased and checks.count(x) == 1:
         raise ValueError(
-            f"{OP}: an unbiased variance needs more than one value per channel, got 1: x {x}"
+            f"{op}: an unbiased variance needs more than one value per channel, got 1: x {x}"
         )
     checks.result_vdevice(list(given.values()))
-    vector = checks.vectors(x)
-    return relax.TupleType([x, *[vector] * (4 if "running_mean" in given else 2)])
+    statistic = checks.statistics(x)
+    return relax.TupleType([x, *[statistic] * (4 if "running_mean" in given else 2)])
 
 
 def composite(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -135,7 +145,7 @@ def composite(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     z = t.affine(t.times(centred, t.lift(rstd)), given["gamma"], given["beta"])
     if "residual" in given:
         z = t.plus(z, t.wide(given["residual"]))
-    y = t.emit(t.act.value(z))
+    y = t.whole(t.activated(z))
     results = [t.emit(R.astype(y, dtype_of(given["x"]))), mean, rstd]
     if "running_mean" in given:
         kept, share = t.number(1 - attrs.momentum), t.number(attrs.momentum)
@@ -164,7 +174,7 @@ def gradient(var: Any, call: relax.Call, ct: Any, ctx: Any) -> list[Any]:
     y, mean, rstd = (ctx.emit(relax.TupleGetItem(var, i)) for i in range(3))
     by_y = "residual" in given and attrs.activation != ""
     args = [cts[0], given["x"], given["gamma"], given["beta"], mean, rstd, *([y] if by_y else [])]
-    made = ctx.emit(make_call(BACKWARD, args, attrs, BACKWARD_KEYS))
+    made = ctx.emit(make_call(GRADIENT_OF[op_name(call)], args, attrs))
     dx, dgamma, dbeta = (ctx.emit(relax.TupleGetItem(made, i)) for i in range(3))
     partials = {"x": dx, "gamma": dgamma, "beta": dbeta}
     if "residual" in given:
@@ -197,7 +207,7 @@ def _by_statistics(t: Terms, mean: Any, rstd: Any, cts: list[Any], flowing: list
         second = t.over(t.times(t.plus(*by_variance), t.number(2)), count)
         slope = t.times(t.minus(t.x, t.lift(mean)), t.lift(second))
         made = slope if made is None else t.plus(made, slope)
-    return made
+    return None if made is None else t.whole(made)
 
 
 def _is_zero(ct: Any, ctx: Any) -> bool:

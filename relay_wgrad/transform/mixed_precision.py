@@ -8,7 +8,7 @@ types, before differentiation, by inserting casts:
   addition of one value per channel to a convolution's, which is rounded to half either way: a
   library's kernel adds it before it rounds;
 * relu and max pooling, whose results are roundings of nothing, take and make half;
-* training batch normalization that is one operator takes and makes half tensors, a residual among
+* training normalization that is one operator takes and makes half tensors, a residual among
   them, beside float32 parameters and statistics;
 * reshaping, joining and splitting follow their operands, and so does average pooling but for one
   of whole images, which may be a network's result, and resampling (their sums are float32 in any
@@ -38,8 +38,8 @@ from ..keys import SYMBOL
 from ..layout_rules.in_layout import sizes_of
 from ..ops import FAMILY
 from ..ops.algebra import WGRADS, wgrad_call
-from ..ops.batch_norm import FORWARD
 from ..ops.resample import NAME as RESAMPLE
+from ..ops.train_norm import FORWARDS
 from .surface import check_relax_module
 
 # Always in half precision.
@@ -122,7 +122,7 @@ class _Rewriter:
         if not isinstance(value, relax.Call):
             return self.value.get(value, value)
         name = op_name(value)
-        if name == FORWARD:
+        if name in FORWARDS:
             args = [
                 self.cast(arg, "float32" if arg.ty.ndim == 1 else self.half) for arg in value.args
             ]

@@ -1,4 +1,4 @@
-"""Training batch normalizations in a forward function, as front ends write them: finding them."""
+"""Training normalizations in a forward function, as front ends write them: finding them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from tvm import relax
 from ..dtypes import HALVES
 from ..graph.def_use import Graph
 from ..graph.match import Constant, OneOf, call, match
+from ..graph.walk import variables_of
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of
-from ..ops.batch_norm import ACTIVATIONS, dtype_of
+from ..ops.activations import ACTIVATIONS
+from ..ops.train_norm import dtype_of
 
 Expr = Any
 
@@ -36,12 +38,49 @@ _UPDATE = call(
     call("relax.multiply", _FLAT, Constant("share"), either=True),
     either=True,
 )
-# where(z <= 0, 0, where(z >= 6, 6, z)), as the front ends write it
-_HIGH = call("relax.greater_equal", "z", 6.0, name="high")
-_RELU6 = call(
-    "relax.where", call("relax.less_equal", "z", 0.0, name="low"), 0.0,
-    call("relax.where", _HIGH, 6.0, "z", name="inner"),
+_SINGLE = {
+    f"relax.nn.{name}": name.replace("leakyrelu", "leaky_relu")
+    for name in ("relu", "leakyrelu", "silu", "gelu", "gelu_tanh")
+}
+"""Activations that are one operator."""
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    return call("relax.where", condition, yes, no)
+
+
+def _elu(slope: Any) -> Any:
+    negative = call("relax.less", "z", 0.0, name="negative")
+    bent = call("relax.exp", _where("negative", "z", 0.0))
+    curve = call("relax.multiply", call("relax.subtract", bent, 1.0), Constant("alpha"))
+    return _where(negative, curve, call("relax.multiply", "z", slope))
+
+
+_LINE = call("relax.add", "inner", 3.0)
+_INNER = call(
+    "relax.where", call("relax.greater_equal", "z", 3.0, name="above"), 0.0,
+    _where("below", 0.0, "z"), name="inner",
 )  # fmt: skip
+_CURVE = call("relax.multiply", call("relax.multiply", _INNER, _LINE), Constant("sixth"))
+_WRITTEN = {
+    "relu6": _where(
+        call("relax.less_equal", "z", 0.0), 0.0,
+        _where(call("relax.greater_equal", "z", 6.0), 6.0, "z"),
+    ),
+    "leaky_relu": _where(
+        call("relax.greater", "z", 0.0), "z",
+        call("relax.multiply", "z", Constant("alpha"), either=True),
+    ),
+    "hardswish": _where(
+        call("relax.less_equal", "z", -3.0, name="below"), 0.0,
+        call("relax.where", call("relax.greater_equal", "z", 3.0), "z", _CURVE),
+    ),
+    "elu": OneOf((
+        _elu(1.0), _elu(_where(call("relax.less_equal", "z", 0.0), Constant("at_zero"), 1.0)),
+    )),
+}  # fmt: skip
+"""Others as the front ends write them (`frontend.activations`)."""
+_NUMBERS = ("alpha", "at_zero", "sixth")
 
 
 @dataclass
@@ -61,6 +100,8 @@ class Norm:
     unbiased: bool = False
     residual: Expr = None
     activation: str = ""
+    alpha: float = 0.0
+    groups: int = 0  # of an image's channels; 0: statistics are those of the batch
     fields: dict[int, relax.Var] = field(default_factory=dict)  # of upstream's result
 
 
@@ -84,10 +125,15 @@ class Norms(Graph):
         """All normalizations, with what follows them."""
         found: list[Norm] = []
         for binding in self.bindings:
-            norm = self._written_out(binding.var) or self._upstreams(binding.var)
+            norm = (
+                self._written_out(binding.var)
+                or self._in_groups(binding.var)
+                or self._upstreams(binding.var)
+                or self._upstreams_groups(binding.var)
+            )
             if norm is not None and _fits(norm):
                 self._take_affine(norm)
-                if norm.variance is not None:
+                if norm.variance is not None and not norm.groups:
                     self._with_running(norm)
                 found.append(norm)
         # Of two that are added the later takes the sum along, since the other is there by then.
@@ -102,10 +148,53 @@ class Norms(Graph):
         if not found:
             return None
         x, mean, variance = found["x"], found["mean"], found["variance"]
-        axis = _channel_axis(self.value[mean], x)
-        if axis is None or _channel_axis(self.value[variance], x) != axis:
+        rest = _rest(self.value[mean], x)
+        if rest is None or _rest(self.value[variance], x) != rest:
             return None
-        return Norm(var, x, axis, found.number("epsilon"), [], mean, variance)
+        epsilon = found.number("epsilon")
+        if len(rest) == 1:
+            return Norm(var, x, rest[0], epsilon, [], mean, variance)
+        # Of each channel of an image; over one axis it may be a layer's of rows.
+        channels = (sizes_of(x.ty) or [0] * x.ty.ndim)[rest[1]] if len(rest) == 2 else 0
+        if rest[0] != 0 or x.ty.ndim < 4 or not (isinstance(channels, int) and channels):
+            return None
+        return Norm(var, x, rest[1], epsilon, [], groups=channels)
+
+    def _in_groups(self, var: relax.Var) -> Norm | None:
+        """The normalization of rows of an image's channels, of which `var` is the image again."""
+        back = self.call(var, "relax.reshape")
+        if back is None or self.only_users(back.args[0]) != [var]:
+            return None
+        found = match(self, _STANDARDIZED, back.args[0])
+        rows = self.call(found["x"], "relax.reshape") if found else None
+        if rows is None:
+            return None
+        x, sizes, parts = rows.args[0], sizes_of(rows.args[0].ty), sizes_of(found["x"].ty)
+        if sizes is None or parts is None or len(sizes) < 3 or len(parts) != 3:
+            return None
+        over = [_rest(self.value[found[name]], found["x"]) for name in ("mean", "variance")]
+        whole = over == [[0, 1]] * 2 and parts[0] == sizes[0] and _same_type(var, x)
+        if not whole or not all(isinstance(n, int) for n in (sizes[1], parts[1])):
+            return None
+        if sizes[1] % parts[1]:
+            return None
+        return Norm(var, x, 1, found.number("epsilon"), [], groups=parts[1])
+
+    def _upstreams_groups(self, var: relax.Var) -> Norm | None:
+        """`relax.nn.group_norm` and `relax.nn.instance_norm`, over all axes but the images'."""
+        call = self.call(var, "relax.nn.group_norm", "relax.nn.instance_norm")
+        sizes = sizes_of(call.args[0].ty) if call is not None else None
+        if call is None or sizes is None or len(sizes) < 3:
+            return None
+        a, (x, gamma, beta) = call.attrs, call.args
+        axis = int(a.channel_axis) % len(sizes)
+        over = {int(i) % len(sizes) for i in a.axes}
+        single = op_name(call) == "relax.nn.instance_norm"
+        groups = sizes[axis] if single else int(a.num_groups)
+        if axis == 0 or over != set(range(1, len(sizes))) - {axis} or not isinstance(groups, int):
+            return None
+        affine = [("multiply", gamma)] * bool(a.scale) + [("add", beta)] * bool(a.center)
+        return Norm(var, x, axis, float(a.epsilon), affine, groups=groups)
 
     def _take_affine(self, norm: Norm) -> None:
         """Products with, and sums of, one number for each channel: gamma and beta, and what files
@@ -202,34 +291,64 @@ class Norms(Graph):
         if free and alone and _same_type(other, norm.y):
             norm.residual, norm.y = other, total
             taken.add(total)
-        activation, result = self._activation(norm.y)
+        activation, alpha, result = self._activation(norm.y)
         # After a residual the slope is told by the result, which is all that is kept.
         if activation and (norm.residual is None or ACTIVATIONS[activation].by_result):
-            norm.activation, norm.y = activation, result
+            norm.activation, norm.alpha, norm.y = activation, alpha, result
 
     def _ends(self, *results: relax.Var) -> bool:
         """Whether nothing is made of variables: they are results of the function, if anything."""
         users = [user for var in results for user in self._users(var)]
         return not any(user in self.uses for user in users)
 
-    def _activation(self, z: relax.Var) -> tuple[str, relax.Var]:
-        """The activation of which `z` is the only operand, and its result; or ("", z)."""
+    def _activation(self, z: relax.Var) -> tuple[str, float, relax.Var]:
+        """The activation of which `z` is the only operand, its parameter and its result; or
+        ("", 0, z), where the operators do not take the parameter too."""
         users = self.only_users(z) or []
         if len(users) == 1:
-            name = op_name(self.value.get(users[0])).removeprefix("relax.nn.")
-            return (name, users[0]) if name in ("relu", "silu") else ("", z)
-        return self._relu6(z, users)
+            found = self._operator(users[0])
+        else:
+            later = [end for user in users for end in self._users(user)]
+            made = (self._written(z, end) for end in dict.fromkeys([*users, *later]))
+            found = next((one for one in made if one is not None), None)
+        return found if found is not None and 0 <= found[1] < math.inf else ("", 0.0, z)
 
-    def _relu6(self, z: relax.Var, users: list[relax.Var]) -> tuple[str, relax.Var]:
-        """where(z <= 0, 0, where(z >= 6, 6, z)), as the front ends write it."""
-        ends = [end for user in users for end in self._users(user)] if len(users) == 3 else []
-        for end in dict.fromkeys(ends):
-            found = match(self, _RELU6, end)
-            parts = [found[name] for name in ("low", "high", "inner")] if found else []
-            alone = all(len(self.only_users(part) or []) == 1 for part in parts)
-            if found and found["z"].same_as(z) and alone and set(users) == set(parts):
-                return "relu6", end
-        return "", z
+    def _operator(self, end: relax.Var) -> tuple[str, float, relax.Var] | None:
+        """An activation that is one operator."""
+        name = op_name(self.value.get(end))
+        if name not in _SINGLE:
+            return None
+        alpha = float(self.value[end].attrs.alpha) if name == "relax.nn.leakyrelu" else 0.0
+        return _SINGLE[name], alpha, end
+
+    def _written(self, z: relax.Var, end: relax.Var) -> tuple[str, float, relax.Var] | None:
+        """One that is written out, of which `end` may be the result."""
+        if op_name(self.value.get(end)) != "relax.where":
+            return None
+        for name, pattern in _WRITTEN.items():
+            found = match(self, pattern, end)
+            if not found or not found["z"].same_as(z) or not self._alone(z, end):
+                continue
+            numbers = {n: found.number(n) for n in _NUMBERS if n in found.found}
+            alpha = numbers.get("alpha", 0.0)
+            # Of ELU the slope at 0 is alpha, of which nothing is written where that is 1.
+            at_zero = numbers.get("at_zero", 1.0) if name == "elu" else alpha
+            wanted = {"sixth": 1 / 6, "alpha": at_zero}
+            if all(abs(numbers.get(n, value) - value) < 1e-6 for n, value in wanted.items()):
+                return name, alpha, end
+        return None
+
+    def _alone(self, z: relax.Var, end: relax.Var) -> bool:
+        """Whether what `end` is made of, down to `z`, is used for it alone."""
+        between: set[relax.Var] = {end}
+        waiting = [end]
+        while waiting:
+            for var in variables_of(self.value[waiting.pop()]):
+                if not var.same_as(z) and var in self.value and var not in between:
+                    between.add(var)
+                    waiting.append(var)
+        users = [self.only_users(var) for var in (z, *(between - {end}))]
+        return all(some is not None and between.issuperset(some) for some in users)
 
 
 def _fits(norm: Norm) -> bool:
@@ -241,13 +360,12 @@ def _fits(norm: Norm) -> bool:
     return all(v is None or str(v.ty.dtype) == dtype for v in vectors)
 
 
-def _channel_axis(call: relax.Call, x: Expr) -> int | None:
-    """The only axis over which a mean with axes kept is not taken."""
+def _rest(call: relax.Call, x: Expr) -> list[int] | None:
+    """The axes over which a mean with axes kept is not taken."""
     axes = call.attrs.axis
     if axes is None or not bool(call.attrs.keepdims) or x.ty.ndim < 2:
         return None
-    rest = set(range(x.ty.ndim)) - {int(a) % x.ty.ndim for a in axes}
-    return rest.pop() if len(rest) == 1 else None
+    return sorted(set(range(x.ty.ndim)) - {int(a) % x.ty.ndim for a in axes})
 
 
 def _column(norm: Norm) -> list[Any]:

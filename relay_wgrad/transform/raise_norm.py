@@ -1,4 +1,4 @@
-"""`RaiseBatchNorm`: training batch normalization, and what follows it, becomes one operator.
+"""`RaiseBatchNorm`: a training normalization, and what follows it, becomes one operator.
 
 For a forward function, before it is differentiated.  Front ends write the normalization out, since
 upstream's `batch_norm` has no gradient:
@@ -7,7 +7,9 @@ upstream's `batch_norm` has no gradient:
 
 Here y, the update of the running statistics, a residual that is added to y alone and the activation
 after it become `relax.nn.batch_norm_train`, whose gradient is one operator too.  So does upstream's
-`batch_norm` in training mode.  Every value stays; what else is made of m, c or v is left as it is.
+`batch_norm` in training mode.  Of rows of an image's groups of channels, over an image's pixels
+alone, and of upstream's `group_norm` and `instance_norm` it is `relax.nn.group_norm_train`.  Every
+value stays; what else is made of m, c or v is left as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from tvm import relax
 from ..graph.rebuild import Writer, bound, normal, with_bindings, without_unused
 from ..graph.walk import dataflow_block, variables_of
 from ..layout_rules.in_layout import sizes_of
-from ..ops.batch_norm import FORWARD, FORWARD_KEYS, NormAttrs, dtype_of, make_call
+from ..ops.train_norm import FORWARD, GROUP_FORWARD, NormAttrs, dtype_of, make_call
 from .norm_graph import Norm, Norms
 from .surface import ModulePass, check_relax_module, functions_of
 
@@ -39,6 +41,7 @@ class RaisedNorm:
     activation: str = ""
     residual: bool = False
     running: bool = False
+    groups: int = 0
 
 
 def RaiseBatchNorm(functions: Collection[str] | None = None) -> tvm.transform.Pass:  # noqa: N802
@@ -88,7 +91,7 @@ def _raised(func: relax.Function, keep: Iterable[str]) -> tuple[relax.Function, 
         return func, []
     made = with_bindings(func, _Rewriter(graph, norms).bindings())
     entries = [
-        RaisedNorm(n.y.name, n.activation, n.residual is not None, n.running is not None)
+        RaisedNorm(n.y.name, n.activation, n.residual is not None, n.running is not None, n.groups)
         for n in norms
     ]
     return without_unused(made), entries
@@ -131,8 +134,11 @@ class _Rewriter:
         args = [norm.x, filled(gamma, 1, "gamma"), filled(beta, 0, "beta")]
         args += [norm.residual] if norm.residual is not None else []
         args += list(norm.running or ())
-        attrs = NormAttrs(norm.axis, norm.epsilon, norm.activation, norm.momentum, norm.unbiased)
-        call = make_call(FORWARD, args, attrs, FORWARD_KEYS)
+        attrs = NormAttrs(
+            norm.axis, norm.epsilon, norm.activation, norm.alpha, norm.momentum, norm.unbiased,
+            norm.groups,
+        )  # fmt: skip
+        call = make_call(GROUP_FORWARD if norm.groups else FORWARD, args, attrs)
         whole = writer.emit(f"{norm.y.name}_norm", call)
         fields = [(norm.y, _WHOLE)]
         fields += zip(norm.updates or (), (_NEW_MEAN, _NEW_VAR), strict=False)

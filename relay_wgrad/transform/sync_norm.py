@@ -26,8 +26,8 @@ from tvm import relax
 from ..graph.rebuild import Writer, bound, normal, with_bindings, without_unused
 from ..graph.walk import dataflow_block
 from ..layout_rules.in_layout import sizes_of
-from ..ops.batch_norm import dtype_of
 from ..ops.process_mean import process_mean
+from ..ops.train_norm import dtype_of
 from .norm_graph import Norm, Norms
 
 R = relax.op
@@ -42,7 +42,7 @@ def sync_batch_norm(mod: tvm.IRModule, fn: str, processes: int) -> tuple[tvm.IRM
     func = mod[fn]
     graph = Norms(func, ())
     # One with its own statistics for each image is no batch's.
-    norms = [norm for norm in graph.norms() if norm.axis == 1]
+    norms = [norm for norm in graph.norms() if norm.axis == 1 and not norm.groups]
     new: dict[relax.Var, list[relax.Binding]] = {}  # in place of a variable's binding
     for norm in norms:
         new |= _replaced(graph, norm, processes)

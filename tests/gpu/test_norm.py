@@ -35,6 +35,10 @@ CASES = [
     Case((4, 9, 7, 24), "float16", activation="relu", residual=True, symbolic=True, **LAST),
     Case((3, 6, 5, 7), "float32", activation="relu", residual=True, running=True),  # composite
     Case((3, 6, 5, 7), "bfloat16", activation="relu", running=True),
+    Case((2, 5, 6, 7, 32), "bfloat16", axis=4, activation="leaky_relu", groups=32),
+    Case((2, 5, 6, 24), "float32", axis=3, activation="leaky_relu", residual=True, groups=4),
+    Case((2, 5, 6, 7), "float16", axis=3, activation="gelu", groups=7),
+    Case((2, 6, 5, 4, 3), "float32", activation="leaky_relu", groups=6),  # composite
 ]  # fmt: skip
 
 

@@ -122,6 +122,7 @@ for _ in range(2):
             "conv2d_backward_weight", "conv2d_backward_data",
             "conv3d_backward_weight", "conv3d_backward_data",
             "batch_norm_train", "batch_norm_train_backward",
+            "group_norm_train", "group_norm_train_backward",
             "resample", "process_mean",
         )
     }, new

@@ -74,8 +74,8 @@ class _Call(ctypes.Structure):
     """`RelayWgradNormCall` of norm_call.h."""
 
     _fields_ = (
-        *((n, ctypes.c_int64) for n in ("rows", "channels")),
-        *((n, ctypes.c_double) for n in ("epsilon", "momentum")),
+        *((n, ctypes.c_int64) for n in ("images", "rows", "channels", "groups")),
+        *((n, ctypes.c_double) for n in ("epsilon", "momentum", "alpha")),
         ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int), ("together", ctypes.c_int),
         *((n, ctypes.c_void_p) for n in _NORM), ("workspace_bytes", ctypes.c_int64),
         *((f"other_{n}", ctypes.c_void_p) for n in _OTHER), ("windows", _Windows),
@@ -167,8 +167,11 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
         side, plain = (other, name[:-1]) if name.endswith("2") and name != "dy2" else (names, name)
         is_result = name in call.results or plain == "index"
         side[results.get(plain, plain) if is_result else plain] = given[name]
+    images, channels = x.shape[0] if call.grouped else 1, x.shape[-1]
+    groups = given["mean"].shape[1] if call.grouped else channels
     packed = _Call(
-        x.size // x.shape[-1], x.shape[-1], call.epsilon, call.momentum, call.unbiased, SMS,
+        images, x.size // channels // images, channels, groups, call.epsilon, call.momentum,
+        call.alpha, call.unbiased, SMS,
         together, *(names[n] if names[n] is None else names[n].ctypes.data for n in _NORM),
         workspace.nbytes, *(other[n] if other[n] is None else other[n].ctypes.data for n in _OTHER),
     )  # fmt: skip

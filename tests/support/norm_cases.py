@@ -13,7 +13,8 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.dtypes import numpy_dtype
-from relay_wgrad.ops.batch_norm import wide_of
+from relay_wgrad.ops import activations
+from relay_wgrad.ops.train_norm import wide_of
 
 op = relax.op
 
@@ -21,8 +22,15 @@ ACTIVATIONS = {
     "": lambda z: z,
     "relu": torch.relu,
     "relu6": torch.nn.functional.relu6,
+    "leaky_relu": lambda z: torch.nn.functional.leaky_relu(z, ALPHA),
     "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda z: torch.nn.functional.gelu(z, approximate="tanh"),
+    "hardswish": torch.nn.functional.hardswish,
+    "elu": lambda z: torch.nn.functional.elu(z, ALPHA),
 }
+ALPHA = 0.2
+"""Of those that have one."""
 # Relative norms of what is rounded once or twice to the dtype; sums are wider.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 3e-3, "bfloat16": 2e-2}
 
@@ -30,6 +38,8 @@ TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 3e-3, "bfloat16": 2e-
 @dataclass(frozen=True)
 class Case:
     """One call; `statistics`: the loss depends on mean, rstd and running statistics too.
+
+    `groups`: of an image's channels; 0: batch normalization.
 
     `symbolic`: the first size is known at the run only.
     """
@@ -45,6 +55,7 @@ class Case:
     symbolic: bool = False
     epsilon: float = 1e-3
     momentum: float = 0.3
+    groups: int = 0
 
     @property
     def wide(self) -> str:
@@ -60,8 +71,14 @@ class Case:
     def channels(self) -> int:
         return self.shape[self.axis]
 
+    @property
+    def alpha(self) -> float:
+        return ALPHA if activations.ACTIVATIONS[self.activation].parameter else 0.0
+
     def sizes(self, name: str) -> tuple[int, ...]:
         whole = name in ("x", "residual") or name == "weight0"
+        if name in ("weight1", "weight2") and self.groups:
+            return self.shape[0], self.groups
         return self.shape if whole else (self.channels,)
 
     def values(self, seed: int | None = None) -> dict[str, np.ndarray]:
@@ -103,10 +120,15 @@ def module(case: Case, zeros: tuple[str, ...] = ()) -> tvm.IRModule:
                 cast = half and tensor
                 arg = params[name]
                 args.append(bb.emit(op.astype(arg, case.dtype)) if cast else arg)
-            made = bb.emit(op.nn.batch_norm_train(
-                *args, axis=case.axis, epsilon=case.epsilon, activation=case.activation,
-                momentum=case.momentum, unbiased=case.unbiased,
-            ))  # fmt: skip
+            attrs = {"axis": case.axis, "epsilon": case.epsilon, "activation": case.activation,
+                     "alpha": case.alpha}  # fmt: skip
+            if case.groups:
+                call = op.nn.group_norm_train(*args, groups=case.groups, **attrs)
+            else:
+                call = op.nn.batch_norm_train(
+                    *args, momentum=case.momentum, unbiased=case.unbiased, **attrs
+                )
+            made = bb.emit(call)
             results = [bb.emit(relax.TupleGetItem(made, i)) for i in range(len(made.ty.fields))]
             if half:
                 results[0] = bb.emit(op.astype(results[0], case.wide))
@@ -123,6 +145,8 @@ def module(case: Case, zeros: tuple[str, ...] = ()) -> tvm.IRModule:
 def reference(case: Case, values: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """(loss, results) as PyTorch has them, of float64 tensors."""
     v = values
+    if case.groups:
+        return _of_groups(case, v)
     axes = [i for i in range(len(case.shape)) if i != case.axis]
     column = [case.channels if i == case.axis else 1 for i in range(len(case.shape))]
 
@@ -145,6 +169,19 @@ def reference(case: Case, values: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     used = results if case.statistics else results[:1]
     loss = sum((r * v[f"weight{i}"]).sum() for i, r in enumerate(used))
     return loss, results
+
+
+def _of_groups(case: Case, v: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """As PyTorch's own `group_norm`, whose statistics are not among its results."""
+    x = v["x"].movedim(case.axis, 1)
+    z = torch.nn.functional.group_norm(x, case.groups, v["gamma"], v["beta"], case.epsilon)
+    z = z.movedim(1, case.axis)
+    z = z + v["residual"] if case.residual else z
+    rows = x.reshape(x.shape[0], case.groups, -1)
+    rstd = (rows.var(2, unbiased=False) + case.epsilon) ** -0.5
+    results = [ACTIVATIONS[case.activation](z), rows.mean(2), rstd]
+    used = results if case.statistics else results[:1]
+    return sum((r * v[f"weight{i}"]).sum() for i, r in enumerate(used)), results
 
 
 def distance(got: Any, want: Any) -> float:

@@ -2,6 +2,8 @@
 //
 // With dy' what comes through the activation, m rows and n = (x - mean) rstd:
 //   dbeta = sum(dy'),  dgamma = sum(dy' n),  dx = gamma rstd (dy' - dbeta / m - n dgamma / m).
+// Of groups m is a group's values of an image, and gamma stands within the sums of dx:
+//   dx = rstd (gamma dy' - sum(gamma dy') / m - n sum(gamma dy' n) / m).
 
 namespace {
 
@@ -14,7 +16,7 @@ enum class Mask { kNone, kComputed, kStored, kBits };
 template <Activation act, Mask mask, bool summed, typename T, int V, typename A>
 __device__ inline void add_gradient(Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& x,
                                     const Pack<T, V>& y, uint8_t bits, const A (&mean)[V],
-                                    const A (&scale)[V], const A (&shift)[V], A (&plain)[V],
+                                    const A (&scale)[V], const A (&shift)[V], A alpha, A (&plain)[V],
                                     A (&weighted)[V]) {
 #pragma unroll
   for (int i = 0; i < V; ++i) {
@@ -22,10 +24,10 @@ __device__ inline void add_gradient(Pack<T, V>& g, const Pack<T, V>& more, const
     if constexpr (summed) g.value[i] = narrow<T>(wide(g.value[i]) + wide(more.value[i]));
     A d = wide(g.value[i]);
     if constexpr (mask == Mask::kComputed) {
-      d = before<act, T>(d, times_plus(apart, scale[i], shift[i]));
+      d = before<act, T>(d, times_plus(apart, scale[i], shift[i]), alpha);
     } else if constexpr (mask != Mask::kNone) {
       if (mask == Mask::kStored ? !passes<act>(wide(y.value[i])) : (bits >> i & 1) == 0) {
-        d = 0;
+        d = held_back<act>(d, alpha);
         g.value[i] = narrow<T>(d);
       }
     }
@@ -38,14 +40,14 @@ __device__ inline void add_gradient(Pack<T, V>& g, const Pack<T, V>& more, const
 template <Activation act, Mask mask, typename T, int V, typename A>
 __device__ inline Pack<T, V> gradient_of(const Pack<T, V>& g, const Pack<T, V>& x, const A (&mean)[V],
                                          const A (&scale)[V], const A (&shift)[V],
-                                         const A (&slope)[V], const A (&level)[V]) {
+                                         const A (&slope)[V], const A (&level)[V], A alpha) {
   Pack<T, V> out;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const A apart = less(wide(x.value[i]), mean[i]);
     A d = wide(g.value[i]);
     if constexpr (mask == Mask::kComputed) {
-      d = before<act, T>(d, times_plus(apart, scale[i], shift[i]));
+      d = before<act, T>(d, times_plus(apart, scale[i], shift[i]), alpha);
     }
     out.value[i] = narrow<T>(scale[i] * d - (apart * slope[i] + level[i]));
   }
@@ -58,11 +60,11 @@ __device__ inline void write_sums(const A (&sums)[2][kThreads * V], A* partial, 
   const int stride = shape.width * V;
   for (int which = threadIdx.x; which < 2 * stride; which += kThreads) {
     const int pass = which / stride, c = which % stride;
-    const int64_t channel = int64_t{blockIdx.x} * stride + c;
+    const int64_t channel = shape.tile() * stride + c;
     if (channel >= shape.channels) continue;
     A sum = 0;
     for (int row = 0; row < shape.height(); ++row) sum += sums[pass][row * stride + c];
-    partial[(2 * blockIdx.y + pass) * shape.channels + channel] = sum;
+    partial[shape.partial_at(shape.image(), blockIdx.y, 2) + pass * shape.channels + channel] = sum;
   }
 }
 
@@ -71,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     gradient_sums(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x, const T* __restrict__ y,
                   const uint8_t* __restrict__ bits, const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
-                  T* __restrict__ dresidual, Sum<T>* __restrict__ partial, Shape shape) {
+                  T* __restrict__ dresidual, Sum<T>* __restrict__ partial, Sum<T> alpha, Shape shape) {
   using A = Sum<T>;
   constexpr bool kStored = mask == Mask::kStored, kBits = mask == Mask::kBits;
   __shared__ A sums[2][kThreads * V];
@@ -80,17 +82,18 @@ __global__ void __launch_bounds__(kThreads, kResident)
   A plain[V] = {}, weighted[V] = {};
   if (at.left > 0) {
     A middle[V], scale[V], shift[V];
-    load_channels(middle, mean + at.channel, at.left);
+    load_statistics(middle, mean, at, shape);
     if constexpr (mask == Mask::kComputed) {
       load_channels(scale, gamma + at.channel, at.left);
-      load_channels(shift, rstd + at.channel, at.left);
+      load_statistics(shift, rstd, at, shape);
 #pragma unroll
       for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
       load_channels(shift, beta + at.channel, at.left);
     }
     auto add = [&](int64_t row, Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& a,
                    const Pack<T, V>& b, uint8_t through) {
-      add_gradient<act, mask, summed>(g, more, a, b, through, middle, scale, shift, plain, weighted);
+      add_gradient<act, mask, summed>(g, more, a, b, through, middle, scale, shift, alpha, plain,
+                                      weighted);
       if constexpr (kStored || kBits) {
         store<whole>(dresidual + row * shape.channels + at.channel, g, at.left);
       }
@@ -141,34 +144,100 @@ __global__ void __launch_bounds__(kFew* kParts)
     gradient_of_parameters(const A* __restrict__ partial, const A* __restrict__ rstd,
                            A* __restrict__ dgamma, A* __restrict__ dbeta, Shape shape) {
   begin();
-  const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
-  const bool there = channel < shape.channels;
-  const A* const from = partial + (there ? channel : 0);
+  const FewPlace at(shape);
+  const A* const from = partial + at.from;
   const A plain = over_blocks<A>(shape.blocks, [&](int y) { return from[2 * y * shape.channels]; });
   const A weighted =
       over_blocks<A>(shape.blocks, [&](int y) { return from[(2 * y + 1) * shape.channels]; });
-  if (!there || threadIdx.x >= kFew) return;
-  dbeta[channel] = plain;
-  dgamma[channel] = weighted * rstd[channel];
+  if (!at.writes) return;
+  dbeta[at.channel] = plain;
+  dgamma[at.channel] = weighted * rstd[at.channel];
 }
 
-// What dx is made of, for the channels of a thread.
+// Of each channel of an image, what `gradient_of_parameters` makes of a batch's: in the place of its
+// first block's sums.
+template <typename A>
+__global__ void __launch_bounds__(kFew* kParts)
+    sums_of_images(A* __restrict__ partial, const A* __restrict__ rstd, Shape shape) {
+  begin();
+  const FewPlace at(shape);
+  A* const from = partial + shape.partial_at(at.image, 0, 2) + at.from;
+  const A plain = over_blocks<A>(shape.blocks, [&](int y) { return from[2 * y * shape.channels]; });
+  const A weighted =
+      over_blocks<A>(shape.blocks, [&](int y) { return from[(2 * y + 1) * shape.channels]; });
+  if (!at.writes) return;
+  from[0] = plain;
+  from[shape.channels] = weighted * rstd[shape.statistic_at(at.image, at.channel)];
+}
+
+template <typename A>
+__global__ void __launch_bounds__(kFew* kParts)
+    over_images(const A* __restrict__ partial, A* __restrict__ dgamma, A* __restrict__ dbeta,
+                Shape shape) {
+  begin();
+  const FewPlace at(shape);
+  const int images = static_cast<int>(shape.images);
+  const A* const from = partial + at.from;
+  const A plain = over_blocks<A>(images, [&](int i) { return from[shape.partial_at(i, 0, 2)]; });
+  const A weighted = over_blocks<A>(
+      images, [&](int i) { return from[shape.partial_at(i, 0, 2) + shape.channels]; });
+  if (!at.writes) return;
+  dbeta[at.channel] = plain;
+  dgamma[at.channel] = weighted;
+}
+
+// The sums of gamma times both, over the channels of a group, in the place of each of them.
+template <typename A>
+__global__ void __launch_bounds__(32 * kGroupWarps)
+    sums_of_groups(A* __restrict__ partial, const A* __restrict__ gamma, Shape shape) {
+  begin();
+  const GroupPlace at(shape);
+  A* const from = partial + (at.there ? shape.partial_at(at.image, 0, 2) : 0);
+  const A plain = at.sum<A>(shape, [&](int64_t c) { return gamma[c] * from[c]; });
+  const A weighted =
+      at.sum<A>(shape, [&](int64_t c) { return gamma[c] * from[shape.channels + c]; });
+  for (int64_t c = threadIdx.x % 32; at.there && c < shape.group; c += 32) {
+    from[at.first + c] = plain;
+    from[shape.channels + at.first + c] = weighted;
+  }
+}
+
+// From the sums of blocks to the parameters' gradients, and to what dx is made of.
+template <typename A>
+cudaError_t finish_gradients(A* partial, const A* gamma, const A* rstd, A* dgamma, A* dbeta,
+                             const Shape& shape, cudaStream_t stream) {
+  const A* const sums = partial;
+  if (shape.is_batch()) {
+    return launch(gradient_of_parameters<A>, few_grid(shape), kFew * kParts, stream, sums, rstd,
+                  dgamma, dbeta, shape);
+  }
+  cudaError_t error = launch(sums_of_images<A>, few_grid(shape, shape.images), kFew * kParts, stream,
+                             partial, rstd, shape);
+  if (error != cudaSuccess) return error;
+  error = launch(over_images<A>, few_grid(shape), kFew * kParts, stream, sums, dgamma, dbeta, shape);
+  if (error != cudaSuccess || shape.group == 1) return error;
+  return launch(sums_of_groups<A>, group_grid(shape), 32 * kGroupWarps, stream, partial, gamma, shape);
+}
+
+// What dx is made of, for the channels of a thread: `dgamma` and `dbeta` of a batch, or of an image what
+// is in their place, `apart` values from one image to the next.
 template <Mask mask, int V, typename A>
 __device__ inline void load_slopes(A (&middle)[V], A (&scale)[V], A (&shift)[V], A (&slope)[V],
                                    A (&level)[V], const A* gamma, const A* beta, const A* mean,
-                                   const A* rstd, const A* dgamma, const A* dbeta, const Place& at,
-                                   const Shape& shape) {
-  load_channels(middle, mean + at.channel, at.left);
+                                   const A* rstd, const A* dgamma, const A* dbeta, int64_t apart,
+                                   const Place& at, const Shape& shape) {
+  load_statistics(middle, mean, at, shape);
   load_channels(scale, gamma + at.channel, at.left);
-  load_channels(shift, rstd + at.channel, at.left);
-  load_channels(slope, dgamma + at.channel, at.left);
-  load_channels(level, dbeta + at.channel, at.left);
+  load_statistics(shift, rstd, at, shape);
+  load_channels(slope, dgamma + at.image * apart + at.channel, at.left);
+  load_channels(level, dbeta + at.image * apart + at.channel, at.left);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    const A each = A(1) / A(shape.rows);
+    const A each = A(1) / (A(shape.rows) * A(shape.group));
     scale[i] = times(scale[i], shift[i]);
-    slope[i] = scale[i] * shift[i] * (slope[i] * each);
-    level[i] = scale[i] * (level[i] * each);
+    const A factor = shape.group == 1 ? scale[i] : shift[i];
+    slope[i] = factor * shift[i] * (slope[i] * each);
+    level[i] = factor * (level[i] * each);
   }
   if constexpr (mask == Mask::kComputed) load_channels(shift, beta + at.channel, at.left);
 }
@@ -178,16 +247,18 @@ __global__ void __launch_bounds__(kThreads, kResident)
     gradient(const T* __restrict__ dy, const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
              const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
              const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
-             const Sum<T>* __restrict__ dbeta, T* __restrict__ dx, Shape shape) {
+             const Sum<T>* __restrict__ dbeta, int64_t apart, T* __restrict__ dx, Sum<T> alpha,
+             Shape shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
   A middle[V], scale[V], shift[V], slope[V], level[V];
-  load_slopes<mask>(middle, scale, shift, slope, level, gamma, beta, mean, rstd, dgamma, dbeta, at,
-                    shape);
+  load_slopes<mask>(middle, scale, shift, slope, level, gamma, beta, mean, rstd, dgamma, dbeta,
+                    apart, at, shape);
   auto write = [&](int64_t i, const Pack<T, V>& g, const Pack<T, V>& a) {
-    store<whole>(dx + i, gradient_of<act, mask>(g, a, middle, scale, shift, slope, level), at.left);
+    store<whole>(dx + i, gradient_of<act, mask>(g, a, middle, scale, shift, slope, level, alpha),
+                 at.left);
   };
   each_chunk<true, whole>(
       shape, at.row,
@@ -224,22 +295,24 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   auto *dgamma = static_cast<A*>(call.first), *dbeta = static_cast<A*>(call.second);
   auto* const partial = static_cast<A*>(call.workspace);
   auto* const through = static_cast<T*>(call.dresidual);
+  const A alpha = static_cast<A>(call.alpha);
   cudaError_t error =
       launch(gradient_sums<T, V, whole, act, mask, summed>, grid_of(shape), kThreads, stream, dy,
              static_cast<const T*>(call.dy2), x, static_cast<const T*>(call.y),
-             static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, through, partial, shape);
+             static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, through, partial, alpha,
+             shape);
   if (error != cudaSuccess) return error;
-  const A* const sums = partial;
-  error = launch(gradient_of_parameters<A>, few_grid(shape), kFew * kParts, stream, sums, rstd, dgamma,
-                 dbeta, shape);
+  error = finish_gradients(partial, gamma, rstd, dgamma, dbeta, shape, stream);
   if (error != cudaSuccess) return error;
   constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
   constexpr Mask kLater = kWritten ? Mask::kNone : mask;
+  const A* const slopes = shape.is_batch() ? dgamma : partial + shape.channels;
+  const A* const levels = shape.is_batch() ? dbeta : partial;
+  const int64_t apart = 2 * shape.blocks * shape.channels;
   const Shape last = writing(shape, call);
   return launch(gradient<T, V, whole, kWritten ? Activation::kNone : act, kLater>, grid_of(last),
                 kThreads, stream, kWritten ? static_cast<const T*>(through) : dy, x, gamma, beta, mean,
-                rstd, static_cast<const A*>(dgamma), static_cast<const A*>(dbeta),
-                static_cast<T*>(call.out), last);
+                rstd, slopes, levels, apart, static_cast<T*>(call.out), alpha, last);
 }
 
 // A block has its rows of dy and x in shared memory from the sums to the gradient.
@@ -250,7 +323,8 @@ __global__ void __launch_bounds__(kMany)
                       const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                       const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
                       T* __restrict__ dresidual, T* __restrict__ dx, Sum<T>* __restrict__ dgamma,
-                      Sum<T>* __restrict__ dbeta, Sum<T>* __restrict__ partial, Together z) {
+                      Sum<T>* __restrict__ dbeta, Sum<T> alpha, Sum<T>* __restrict__ partial,
+                      Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
@@ -291,8 +365,8 @@ __global__ void __launch_bounds__(kMany)
       Pack<T, V> g, a;
       read_kept(g, kept, k);
       read_kept(a, kept_x, k);
-      add_gradient<act, mask, summed>(g, more[u], a, b[u], through[u], middle, scale, shift, plain,
-                                      weighted);
+      add_gradient<act, mask, summed>(g, more[u], a, b[u], through[u], middle, scale, shift, alpha,
+                                      plain, weighted);
       if constexpr (kWritten) {
         store<true>(dresidual + z.offset<V>(at, k), g, V);
         write_kept(g, kept, k);
@@ -357,7 +431,7 @@ __global__ void __launch_bounds__(kMany)
     read_kept(a, kept_x, k);
     store<true>(dx + z.offset<V>(at, k),
                 gradient_of<kWritten ? Activation::kNone : act, kLater>(g, a, middle, scale, shift,
-                                                                        slope, level),
+                                                                        slope, level, alpha),
                 V);
   }
 }
@@ -377,7 +451,7 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
         static_cast<const A*>(call.beta), static_cast<const A*>(call.mean),
         static_cast<const A*>(call.rstd), static_cast<T*>(call.dresidual),
         static_cast<T*>(call.out), static_cast<A*>(call.first), static_cast<A*>(call.second),
-        static_cast<A*>(call.workspace), z);
+        static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
   return finished(whole ? backward_by<T, true, act, mask, summed>(call, stream)

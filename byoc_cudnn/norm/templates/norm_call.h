@@ -16,10 +16,13 @@ struct RelayWgradNormWindows {
   int top, left;
 };
 
-// One call.  A tensor is `rows` rows of `channels`; parameters and statistics have a value a channel.
+// One call.  A tensor is `images` images of `rows` rows of `channels`; parameters have a value a channel,
+// statistics one for each of `groups` groups of channels of an image.  Of a batch all rows are one
+// image's, and a channel is a group.
 struct RelayWgradNormCall {
-  int64_t rows, channels;
+  int64_t images, rows, channels, groups;
   double epsilon, momentum;
+  double alpha;         // the activation's parameter
   bool unbiased;        // the running variance is of the sample
   int multiprocessors;  // of the device
   int together;         // whether one launch may do it, where the tensors are small
@@ -45,9 +48,9 @@ using RelayWgradNormKernel = int(const RelayWgradNormCall&, cudaStream_t);
 constexpr int64_t kNormBlocks = 2, kNormChannels = 256, kNormSums = 3;
 
 // Bytes that a call's partial sums take at most.  Fewer are right too, with fewer blocks, as long as
-// there are all sums for each channel.
-inline int64_t norm_workspace(int64_t channels, int multiprocessors, int sum_bytes) {
-  const int64_t least = (channels + kNormChannels - 1) / kNormChannels;
+// there are all sums for each channel of an image.
+inline int64_t norm_workspace(int64_t images, int64_t channels, int multiprocessors, int sum_bytes) {
+  const int64_t least = images * ((channels + kNormChannels - 1) / kNormChannels);
   const int64_t blocks = kNormBlocks * multiprocessors;
   return kNormSums * sum_bytes * kNormChannels * (least > blocks ? least : blocks);
 }

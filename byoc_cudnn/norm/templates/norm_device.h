@@ -1,8 +1,8 @@
 // ---- rows of channels: what the kernels of both directions share -------------------------------------
 //
 // A block has `width` threads side by side, each with a pack of V neighbouring channels, 16 bytes, and
-// 256 / width rows of them.  It takes every gridDim.y-th chunk of rows, U rows a thread and chunk, whose loads are all
-// under way before the first is used.  Which rows a thread adds, and in which order sums are added, is
+// 256 / width rows of them, all of one image.  It takes every gridDim.y-th chunk of its rows, U rows a
+// thread and chunk, whose loads are all under way before the first is used.  Which rows a thread adds, and in which order sums are added, is
 // a matter of sizes and of the device's size alone, so a second run gives the same bits.
 
 // Measured (`benchmarks.gpu_norm_tries`): rows of a thread that are read together; blocks of a
@@ -38,12 +38,13 @@ __device__ inline void load_channels(A (&to)[V], const A* from, int64_t left) {
 
 // How a call's rows and channels are shared out.
 struct Shape {
-  int64_t rows, channels;
-  int64_t chunks;  // of all rows
-  int width;       // threads side by side, a power of two
-  int blocks;      // over rows
-  int tiles;       // blocks side by side
-  int64_t packs;   // of a row
+  int64_t images, rows, channels;  // rows: of an image
+  int64_t group;                   // channels that share statistics
+  int64_t chunks;                  // of an image's rows
+  int width;                       // threads side by side, a power of two
+  int blocks;                      // over an image's rows
+  int tiles;                       // blocks side by side, for an image
+  int64_t packs;                   // of a row
 
   __host__ __device__ int height() const { return kThreads / width; }
   __host__ __device__ int64_t chunk_rows() const { return int64_t{height()} * kUnroll; }
@@ -52,6 +53,18 @@ struct Shape {
     most = most < 1 ? 1 : most > 65535 ? 65535 : most;
     const int64_t turns = (chunks + most - 1) / most;
     blocks = static_cast<int>((chunks + turns - 1) / turns);
+  }
+  // Whether statistics are those of a batch.
+  __host__ __device__ bool is_batch() const { return images == 1 && group == 1; }
+  __device__ int64_t image() const { return blockIdx.x / tiles; }
+  __device__ int64_t tile() const { return blockIdx.x % tiles; }
+  // Where partial sums are, `each` of a channel: those of block `y` of an image.
+  __device__ int64_t partial_at(int64_t image, int y, int each) const {
+    return (image * blocks + y) * each * channels;
+  }
+  // Where the statistics of a channel of an image are.
+  __device__ int64_t statistic_at(int64_t image, int64_t channel) const {
+    return group == 1 ? image * channels + channel : image * (channels / group) + channel / group;
   }
   // Rows that block `y` takes: every `blocks`-th chunk, of which the last may be short.
   __device__ int64_t rows_of(int y) const {
@@ -63,40 +76,55 @@ struct Shape {
 
 // The place of a thread.
 struct Place {
-  int row;
+  int64_t image;
+  int row;  // of a chunk
   int64_t pack, channel;  // the first of the pack's
   int64_t left;           // channels from there on
   __device__ Place(const Shape& shape, int vector)
-      : row(threadIdx.x / shape.width),
-        pack(int64_t{blockIdx.x} * shape.width + (threadIdx.x & (shape.width - 1))),
+      : image(shape.image()), row(threadIdx.x / shape.width),
+        pack(shape.tile() * shape.width + (threadIdx.x & (shape.width - 1))),
         channel(pack * vector), left(shape.channels - channel) {}
 };
 
-// Calls `all(first row)` where U rows of the thread are all there, `single(row)` for each row of the
+// The statistics of a thread's channels; of those that are not there zeros.
+template <int V, typename A>
+__device__ inline void load_statistics(A (&to)[V], const A* from, const Place& at, const Shape& shape) {
+  if (shape.group == 1) {
+    load_channels(to, from + at.image * shape.channels + at.channel, at.left);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    to[i] = i < at.left ? __ldg(from + shape.statistic_at(at.image, at.channel + i)) : A(0);
+  }
+}
+
+// Of all images' rows: calls `all(first row)` where U rows of the thread are all there, `single(row)` for each row of the
 // chunk that is short, and where packs are not whole.  `backwards`: from the last chunk, which the pass
 // before read last.
 template <bool backwards, bool whole, typename All, typename Single>
 __device__ inline void each_chunk(const Shape& shape, int row, All all, Single single) {
+  const int64_t origin = shape.image() * shape.rows;
   for (int64_t i = blockIdx.y; i < shape.chunks; i += shape.blocks) {
     const int64_t chunk = backwards ? shape.chunks - 1 - i : i;
     const int64_t first = chunk * shape.chunk_rows() + row;
     if constexpr (whole) {
       if ((chunk + 1) * shape.chunk_rows() <= shape.rows) {
-        all(first);
+        all(origin + first);
         continue;
       }
     }
 #pragma unroll 1
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t at = first + int64_t{u} * shape.height();
-      if (at < shape.rows) single(at);
+      if (at < shape.rows) single(origin + at);
     }
   }
 }
 
 // ---- activations: of what is normalized, and of its gradient ------------------------------------------
 
-enum class Activation { kNone, kRelu, kRelu6, kSilu };
+enum class Activation { kNone, kRelu, kRelu6, kLeakyRelu, kSilu, kGelu, kGeluTanh, kHardswish, kElu };
 
 // 1 / (1 + exp(-v)) of what is stored as T.  In half by approximate functions, whose error its rounding
 // hides: exp and a division in full are most of the instructions of a pass over half.
@@ -106,21 +134,64 @@ __device__ inline Sum<T> sigmoid(Sum<T> v) {
   return Sum<T>(1) / (Sum<T>(1) + exp(-v));
 }
 
+// exp(v), likewise.
+template <typename T>
+__device__ inline Sum<T> exponential(Sum<T> v) {
+  if constexpr (sizeof(T) == 2) return __expf(v);
+  return exp(v);
+}
+
+// u' and sigmoid(2 u) = (1 + tanh(u)) / 2 of GELU's u = root (v + cubic v^3).
+template <typename T>
+struct GeluTanh {
+  Sum<T> rise, share;
+  __device__ explicit GeluTanh(Sum<T> v) {
+    using A = Sum<T>;
+    constexpr A kRoot = A(0.79788456080286535588), kCubic = A(0.044715);
+    rise = kRoot * (A(1) + A(3) * kCubic * v * v);
+    share = sigmoid<T>(A(2) * kRoot * (v + kCubic * v * v * v));
+  }
+};
+
+// The normal distribution's function.
+template <typename A>
+__device__ inline A below(A v) {
+  return A(0.5) * (A(1) + erf(v * A(0.70710678118654752440)));
+}
+
 template <Activation act, typename T>
-__device__ inline Sum<T> activated(Sum<T> v) {
+__device__ inline Sum<T> activated(Sum<T> v, Sum<T> alpha) {
   using A = Sum<T>;
   if constexpr (act == Activation::kRelu) return v < A(0) ? A(0) : v;  // NaN stays NaN
   if constexpr (act == Activation::kRelu6) return v < A(0) ? A(0) : v > A(6) ? A(6) : v;
+  if constexpr (act == Activation::kLeakyRelu) return v > A(0) ? v : alpha * v;
   if constexpr (act == Activation::kSilu) return v * sigmoid<T>(v);
+  if constexpr (act == Activation::kGelu) return v * below(v);
+  if constexpr (act == Activation::kGeluTanh) return v * GeluTanh<T>(v).share;
+  if constexpr (act == Activation::kHardswish) {
+    return v <= A(-3) ? A(0) : v >= A(3) ? v : v * (v + A(3)) * A(1.0 / 6);
+  }
+  if constexpr (act == Activation::kElu) {
+    if constexpr (sizeof(T) == 2) return v < A(0) ? alpha * (__expf(v) - A(1)) : v;
+    return v < A(0) ? alpha * expm1(v) : v;
+  }
   return v;
 }
 
-// Whether a gradient passes where `v` is stored: of what is stored, not of what it was rounded from.
+// Whether a gradient passes whole where `v` is stored: of what is stored, not of what it was rounded
+// from.
 template <Activation act, typename A>
 __device__ inline bool passes(A v) {
   if constexpr (act == Activation::kRelu) return !(v <= A(0));
   if constexpr (act == Activation::kRelu6) return !(v <= A(0) || v >= A(6));
+  if constexpr (act == Activation::kLeakyRelu) return v > A(0);
   return true;
+}
+
+// What is left of it elsewhere.
+template <Activation act, typename A>
+__device__ inline A held_back(A dy, A alpha) {
+  return act == Activation::kLeakyRelu ? alpha * dy : A(0);
 }
 
 // The same of a pack, a bit each.
@@ -134,18 +205,42 @@ __device__ inline uint8_t passing(const Pack<T, V>& pack) {
 
 // The gradient before the activation, where `v` came out of the normalization.
 template <Activation act, typename T>
-__device__ inline Sum<T> before(Sum<T> dy, Sum<T> v) {
+__device__ inline Sum<T> before(Sum<T> dy, Sum<T> v, Sum<T> alpha) {
   using A = Sum<T>;
   if constexpr (act == Activation::kSilu) {
     const A s = sigmoid<T>(v);
     return dy * (s * (A(1) + v * (A(1) - s)));
+  } else if constexpr (act == Activation::kGelu) {
+    return dy * (below(v) + v * exponential<T>(A(-0.5) * v * v) * A(0.39894228040143267794));
+  } else if constexpr (act == Activation::kGeluTanh) {
+    const GeluTanh<T> g(v);
+    return dy * (g.share + A(2) * v * g.share * (A(1) - g.share) * g.rise);
+  } else if constexpr (act == Activation::kHardswish) {
+    return v <= A(-3) ? A(0) : v >= A(3) ? dy : dy * (v * A(1.0 / 3) + A(0.5));
+  } else if constexpr (act == Activation::kElu) {
+    return v <= A(0) ? dy * alpha * exponential<T>(v) : dy;
+  } else {
+    return passes<act>(wide(narrow<T>(v))) ? dy : held_back<act>(dy, alpha);
   }
-  return passes<act>(wide(narrow<T>(v))) ? dy : A(0);
 }
 
 // ---- sums over the blocks -----------------------------------------------------------------------------
 
 constexpr int kFew = 8, kParts = 64;  // a block of what finishes: channels, and threads of each
+
+// The channel of such a thread, and its image.
+struct FewPlace {
+  int64_t image, channel, from;  // from: a channel that is there
+  bool there, writes;
+  __device__ explicit FewPlace(const Shape& shape) {
+    const int64_t each = (shape.channels + kFew - 1) / kFew;
+    image = blockIdx.x / each;
+    channel = blockIdx.x % each * kFew + threadIdx.x % kFew;
+    there = channel < shape.channels;
+    writes = there && threadIdx.x < kFew;
+    from = there ? channel : 0;
+  }
+};
 
 // The sum over `y` of `term(y)`, for the channel of a thread; the order is that of the sizes.
 template <typename A, typename Term>
@@ -163,6 +258,29 @@ __device__ inline A over_blocks(int blocks, Term term) {
   return sum;
 }
 
+constexpr int kGroupWarps = 8;  // of a block: each has a group
+
+// A group of a warp, and the places of its channels.
+struct GroupPlace {
+  int64_t image, first, group;  // first: its first channel; group: of all images'
+  bool there;
+  __device__ explicit GroupPlace(const Shape& shape) {
+    const int64_t groups = shape.channels / shape.group;
+    group = int64_t{blockIdx.x} * kGroupWarps + threadIdx.x / 32;
+    there = group < groups * shape.images;
+    image = group / groups;
+    first = group % groups * shape.group;
+  }
+  // The sum of a term of each channel; every thread of the warp gets it.
+  template <typename A, typename Term>
+  __device__ A sum(const Shape& shape, Term term) const {
+    A sum = 0;
+    for (int64_t c = threadIdx.x % 32; there && c < shape.group; c += 32) sum += term(first + c);
+    for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+  }
+};
+
 // ---- launching ----------------------------------------------------------------------------------------
 
 template <int V>
@@ -175,27 +293,35 @@ inline Shape shape_of(const RelayWgradNormCall& call, int sum_bytes) {
     if (taken * 8 <= columns * 9) break;
     width /= 2;
   }
-  Shape shape{call.rows, call.channels, 0, width, 0, 0, columns};
+  Shape shape{call.images, call.rows, call.channels, call.channels / call.groups, 0, width, 0, 0,
+              columns};
   shape.chunks = (call.rows + shape.chunk_rows() - 1) / shape.chunk_rows();
   shape.tiles = static_cast<int>((columns + width - 1) / width);
-  const int64_t room = call.workspace_bytes / (kNormSums * sum_bytes * call.channels);
-  const int64_t most = kNormBlocks * call.multiprocessors / shape.tiles;
+  const int64_t room = call.workspace_bytes / (kNormSums * sum_bytes * call.channels * call.images);
+  const int64_t most = kNormBlocks * call.multiprocessors / (shape.tiles * call.images);
   shape.set_blocks(most < room ? most : room);
   return shape;
 }
 
 // For a pass without sums.
 inline Shape writing(Shape shape, const RelayWgradNormCall& call) {
-  shape.set_blocks(int64_t{kWriters} * call.multiprocessors / shape.tiles);
+  shape.set_blocks(int64_t{kWriters} * call.multiprocessors / (shape.tiles * shape.images));
   return shape;
 }
 
 inline dim3 grid_of(const Shape& shape) {
-  return dim3(static_cast<unsigned>(shape.tiles), static_cast<unsigned>(shape.blocks));
+  return dim3(static_cast<unsigned>(shape.tiles * shape.images), static_cast<unsigned>(shape.blocks));
 }
 
-inline dim3 few_grid(const Shape& shape) {
-  return dim3(static_cast<unsigned>((shape.channels + kFew - 1) / kFew));
+// Of `images` images' channels.
+inline dim3 few_grid(const Shape& shape, int64_t images = 1) {
+  return dim3(static_cast<unsigned>((shape.channels + kFew - 1) / kFew * images));
+}
+
+// A warp for each group of an image.
+inline dim3 group_grid(const Shape& shape) {
+  const int64_t groups = shape.images * (shape.channels / shape.group);
+  return dim3(static_cast<unsigned>((groups + kGroupWarps - 1) / kGroupWarps));
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const int stride = shape.width * V;
   const A all = A(shape.rows_of(blockIdx.y));
   for (int c = threadIdx.x; c < stride; c += kThreads) {
-    const int64_t channel = int64_t{blockIdx.x} * stride + c;
+    const int64_t channel = shape.tile() * stride + c;
     if (channel >= shape.channels) break;
     A sum = 0, square = 0;
     for (int row = 0; row < shape.height(); ++row) {
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
       const A apart = means[row * stride + c] - middle;
       square += squares[row * stride + c] + A(counts[row * shape.width + c / V]) * apart * apart;
     }
-    A* const to = partial + 2 * blockIdx.y * shape.channels + channel;
+    A* const to = partial + shape.partial_at(at.image, blockIdx.y, 2) + channel;
     to[0] = middle;
     to[shape.channels] = square;
   }
@@ -98,6 +98,7 @@ struct Statistics {
   const A *running_mean, *running_var;
   A *mean, *rstd, *new_mean, *new_var;
 
+  // channel : of a batch; else where a group's are, of which there are no running statistics.
   __device__ void write(int64_t channel, A middle, A var, A n) const {
     mean[channel] = middle;
     rstd[channel] = of(var);
@@ -110,13 +111,14 @@ struct Statistics {
   __device__ A of(A var) const { return A(1) / sqrt(var + epsilon); }
 };
 
+// Of each channel of an image.  Where groups have several, the moments take the place of its first
+// block's, for `statistics_of_groups`.
 template <typename A>
 __global__ void __launch_bounds__(kFew* kParts)
-    statistics(const A* __restrict__ partial, Statistics<A> s, Shape shape) {
+    statistics(A* __restrict__ partial, Statistics<A> s, Shape shape) {
   begin();
-  const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
-  const bool there = channel < shape.channels;
-  const A* const from = partial + (there ? channel : 0);
+  const FewPlace at(shape);
+  A* const from = partial + shape.partial_at(at.image, 0, 2) + at.from;
   const A n = A(shape.rows);
   const A mean = over_blocks<A>(shape.blocks, [&](int y) {
                    return A(shape.rows_of(y)) * from[2 * y * shape.channels];
@@ -125,19 +127,50 @@ __global__ void __launch_bounds__(kFew* kParts)
     const A apart = from[2 * y * shape.channels] - mean;
     return from[(2 * y + 1) * shape.channels] + A(shape.rows_of(y)) * apart * apart;
   });
-  if (!there || threadIdx.x >= kFew) return;
-  s.write(channel, mean, m2 / n, n);
+  if (!at.writes) return;
+  if (shape.group == 1) {
+    s.write(shape.statistic_at(at.image, at.channel), mean, m2 / n, n);
+  } else {
+    from[0] = mean;
+    from[shape.channels] = m2;
+  }
+}
+
+template <typename A>
+__global__ void __launch_bounds__(32 * kGroupWarps)
+    statistics_of_groups(const A* __restrict__ partial, Statistics<A> s, Shape shape) {
+  begin();
+  const GroupPlace at(shape);
+  const A* const from = partial + (at.there ? shape.partial_at(at.image, 0, 2) : 0);
+  const A rows = A(shape.rows), n = rows * A(shape.group);
+  const A mean = at.sum<A>(shape, [&](int64_t c) { return from[c]; }) / A(shape.group);
+  const A m2 = at.sum<A>(shape, [&](int64_t c) {
+    const A apart = from[c] - mean;
+    return from[shape.channels + c] + rows * apart * apart;
+  });
+  if (at.there && threadIdx.x % 32 == 0) s.write(at.group, mean, m2 / n, n);
+}
+
+// From the moments of blocks to the statistics.
+template <typename A>
+cudaError_t finish_statistics(A* partial, const Statistics<A>& s, const Shape& shape,
+                              cudaStream_t stream) {
+  const cudaError_t error = launch(statistics<A>, few_grid(shape, shape.images), kFew * kParts, stream,
+                                   partial, s, shape);
+  if (error != cudaSuccess || shape.group == 1) return error;
+  return launch(statistics_of_groups<A>, group_grid(shape), 32 * kGroupWarps, stream,
+                static_cast<const A*>(partial), s, shape);
 }
 
 template <Activation act, bool residual, typename T, int V, typename A>
 __device__ inline Pack<T, V> result(const Pack<T, V>& x, const Pack<T, V>& more, const A (&mean)[V],
-                                    const A (&scale)[V], const A (&shift)[V]) {
+                                    const A (&scale)[V], const A (&shift)[V], A alpha) {
   Pack<T, V> out;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     A v = times_plus(less(wide(x.value[i]), mean[i]), scale[i], shift[i]);
     if constexpr (residual) v += wide(more.value[i]);
-    out.value[i] = narrow<T>(activated<act, T>(v));
+    out.value[i] = narrow<T>(activated<act, T>(v, alpha));
   }
   return out;
 }
@@ -148,20 +181,20 @@ __global__ void __launch_bounds__(kThreads, kResident)
     normalized(const T* __restrict__ x, const T* __restrict__ more, const Sum<T>* __restrict__ gamma,
                const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                const Sum<T>* __restrict__ rstd, T* __restrict__ y, uint8_t* __restrict__ mask,
-               Shape shape) {
+               Sum<T> alpha, Shape shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
   A middle[V], scale[V], shift[V];
-  load_channels(middle, mean + at.channel, at.left);
+  load_statistics(middle, mean, at, shape);
   load_channels(scale, gamma + at.channel, at.left);
-  load_channels(shift, rstd + at.channel, at.left);
+  load_statistics(shift, rstd, at, shape);
 #pragma unroll
   for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
   load_channels(shift, beta + at.channel, at.left);
   auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
-    const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift);
+    const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift, alpha);
     store<whole>(y + row * shape.channels + at.channel, out, at.left);
     if constexpr (bits) mask[row * shape.packs + at.pack] = passing<act>(out);
   };
@@ -207,15 +240,14 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   cudaError_t error =
       launch(moments<T, V, whole>, grid_of(shape), kThreads, stream, x, partial, shape);
   if (error != cudaSuccess) return error;
-  const A* const sums = partial;
-  error = launch(statistics<A>, few_grid(shape), kFew * kParts, stream, sums, s, shape);
+  error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;
   const Shape last = writing(shape, call);
   return launch(normalized<T, V, whole, act, residual, bits>, grid_of(last), kThreads, stream, x,
                 static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
                 static_cast<const A*>(call.beta), static_cast<const A*>(s.mean),
                 static_cast<const A*>(s.rstd), static_cast<T*>(call.out),
-                static_cast<uint8_t*>(call.new_mask), last);
+                static_cast<uint8_t*>(call.new_mask), static_cast<A>(call.alpha), last);
 }
 
 // A block has its rows of x in shared memory from the first pass to the last; between them all blocks
@@ -225,7 +257,7 @@ __global__ void __launch_bounds__(kMany)
     normalized_together(const T* __restrict__ x, const T* __restrict__ more,
                         const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                         Statistics<Sum<T>> s, T* __restrict__ y, uint8_t* __restrict__ mask,
-                        Sum<T>* __restrict__ partial, Together z) {
+                        Sum<T> alpha, Sum<T>* __restrict__ partial, Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   extern __shared__ uint4 kept[];
@@ -328,7 +360,7 @@ __global__ void __launch_bounds__(kMany)
     Pack<T, V> a, b;
     if constexpr (residual) load<true>(b, more + i, V);
     read_kept(a, kept, k);
-    const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift);
+    const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift, alpha);
     store<true>(y + i, out, V);
     if constexpr (bits) mask[i / V] = passing<act>(out);
   }
@@ -345,7 +377,7 @@ int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
         static_cast<const T*>(call.x), static_cast<const T*>(call.residual),
         static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta), statistics_of<T>(call),
         static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask),
-        static_cast<A*>(call.workspace), z);
+        static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
   return finished(whole ? forward_by<T, true, act, residual, bits>(call, stream)

@@ -20,7 +20,8 @@ using Slot = const TensorView* Tensors::*;
 struct Named {
   Slot slot;
   const char* name;
-  bool rows;  // of rows and channels; else one value a channel
+  bool rows;  // of rows and channels; else one value a channel, or for each group of an image
+  bool statistic() const { return slot == &Tensors::mean || slot == &Tensors::rstd; }
 };
 
 inline const Named& named(Slot slot) {
@@ -52,8 +53,8 @@ struct Norm {
   RelayWgradNormKernel* kernel;
   const char* name;  // the kernel's
   Element element;
-  double epsilon, momentum;
-  bool unbiased;
+  double epsilon, momentum, alpha;
+  bool unbiased, grouped;  // grouped: statistics are those of groups of an image's channels
   int pooled[8];  // taps, strides, padding (top, left, bottom, right) of a max pooling; or no taps
   std::vector<Slot> tensors;  // operands, then results
 };
@@ -91,12 +92,22 @@ inline void expect_mask(const Norm& norm, const TensorView& t, const TensorView&
   }
 }
 
-inline void expect(const Norm& norm, const char* name, const TensorView& t, bool rows,
-                   const TensorView& like) {
+inline void expect(const Norm& norm, const Named& what, const TensorView& t, const TensorView& like) {
+  const bool rows = what.rows;
+  const char* const name = what.name;
   const bool doubles = norm.element == Element::kDouble;
   expect_dtype(norm.words, name, t, rows || doubles ? norm.element : Element::kFloat);
   expect_on_device(norm.words, name, t, like);
   const int64_t channels = like.size(like.ndim() - 1);
+  if (norm.grouped && what.statistic()) {
+    if (t.ndim() != 2 || t.size(0) != like.size(0) || t.size(1) == 0 || channels % t.size(1) != 0) {
+      TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " must have two axes, of the "
+                                << like.size(0) << " images and of groups of the " << channels
+                                << " channels of x, got " << t.ndim() << " axes and " << t.numel()
+                                << " elements";
+    }
+    return;
+  }
   if (!rows) {
     if (t.ndim() != 1 || t.size(0) != channels) {
       TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " must have one axis, of the "
@@ -137,8 +148,12 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
   for (Slot slot : norm.tensors) {
     const bool another = pooled && slot == windows;
     if (slot != &Tensors::mask && slot != &Tensors::new_mask && !another) {
-      expect(norm, named(slot).name, *(t.*slot), named(slot).rows, x);
+      expect(norm, named(slot), *(t.*slot), x);
     }
+  }
+  if (norm.grouped && t.mean->size(1) != t.rstd->size(1)) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": mean has " << t.mean->size(1)
+                              << " groups and rstd " << t.rstd->size(1);
   }
   for (const TensorView* mask : {t.mask, t.new_mask}) {
     if (mask == nullptr) continue;
@@ -153,8 +168,11 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     OnDevice on(device);
     cudaStream_t stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
     RelayWgradNormCall call{};
-    call.rows = x.numel() / channels;
+    call.images = norm.grouped ? x.size(0) : 1;
+    call.rows = x.numel() / channels / call.images;
     call.channels = channels;
+    call.groups = norm.grouped ? t.mean->size(1) : channels;
+    call.alpha = norm.alpha;
     call.epsilon = norm.epsilon;
     call.momentum = norm.momentum;
     call.unbiased = norm.unbiased;
@@ -202,9 +220,9 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
       other.mean = pointer_of(t.mean2);
       other.rstd = pointer_of(t.rstd2);
     }
-    const int64_t bytes = norm_workspace(channels, call.multiprocessors, sum_bytes);
+    const int64_t bytes = norm_workspace(call.images, channels, call.multiprocessors, sum_bytes);
     if (workspace != nullptr) {
-      const int64_t least = kNormSums * sum_bytes * channels;
+      const int64_t least = kNormSums * sum_bytes * channels * call.images;
       const int64_t given = workspace->numel() * (workspace->dtype().bits / 8);
       if (workspace->device().device_type != kDLCUDA || workspace->device().device_id != device ||
           !workspace->IsContiguous() || given < least ||

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kNear)
     normalized_pooled(const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
                       const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                       const Sum<T>* __restrict__ rstd, T* __restrict__ y, uint8_t* __restrict__ index,
-                      Windows z, int packs) {
+                      Sum<T> alpha, Windows z, int packs) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   begin();
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kNear)
 #pragma unroll
         for (int s = 0; s < S; ++s) {
           if (there[s]) {
-            best.see(result<act, false>(packs_of_row[s], packs_of_row[s], middle, scale, shift),
+            best.see(result<act, false>(packs_of_row[s], packs_of_row[s], middle, scale, shift,
+                                         alpha),
                      r * S + s);
           }
         }
@@ -98,8 +99,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
     sums_of_pooled(const T* __restrict__ dy, const uint8_t* __restrict__ index,
                    const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
                    const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
-                   const Sum<T>* __restrict__ rstd, Sum<T>* __restrict__ partial, Pixels pixels,
-                   Shape shape) {
+                   const Sum<T>* __restrict__ rstd, Sum<T>* __restrict__ partial, Sum<T> alpha,
+                   Pixels pixels, Shape shape) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr Mask mask = act == Activation::kNone ? Mask::kNone : Mask::kComputed;
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
       gathered<whole, R, S, SR, SS>(g, dy, index, pixels, row, at.channel);
     };
     auto add = [&](Pack<T, V>& g, const Pack<T, V>& a) {
-      add_gradient<act, mask, false>(g, g, a, a, 0, middle, scale, shift, plain, weighted);
+      add_gradient<act, mask, false>(g, g, a, a, 0, middle, scale, shift, alpha, plain, weighted);
     };
     each_chunk<false, whole>(
         shape, at.row,
@@ -157,8 +158,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
                        const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
                        const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                        const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
-                       const Sum<T>* __restrict__ dbeta, T* __restrict__ dx, Pixels pixels,
-                       Shape shape) {
+                       const Sum<T>* __restrict__ dbeta, T* __restrict__ dx, Sum<T> alpha,
+                       Pixels pixels, Shape shape) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr Mask mask = act == Activation::kNone ? Mask::kNone : Mask::kComputed;
@@ -166,14 +167,14 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const Place at(shape, V);
   if (at.left <= 0) return;
   A middle[V], scale[V], shift[V], slope[V], level[V];
-  load_slopes<mask>(middle, scale, shift, slope, level, gamma, beta, mean, rstd, dgamma, dbeta, at,
-                    shape);
+  load_slopes<mask>(middle, scale, shift, slope, level, gamma, beta, mean, rstd, dgamma, dbeta, 0,
+                    at, shape);
   auto write = [&](int64_t row) {
     Pack<T, V> g, a;
     load<whole>(a, x + row * shape.channels + at.channel, at.left);
     gathered<whole, R, S, SR, SS>(g, dy, index, pixels, row, at.channel);
     store<whole>(dx + row * shape.channels + at.channel,
-                 gradient_of<act, mask>(g, a, middle, scale, shift, slope, level), at.left);
+                 gradient_of<act, mask>(g, a, middle, scale, shift, slope, level, alpha), at.left);
   };
   each_chunk<true, whole>(
       shape, at.row,
@@ -195,8 +196,7 @@ cudaError_t forward_pooled_by(const RelayWgradNormCall& call, cudaStream_t strea
   cudaError_t error =
       launch(moments<T, V, whole>, grid_of(shape), kThreads, stream, x, partial, shape);
   if (error != cudaSuccess) return error;
-  error = launch(statistics<A>, few_grid(shape), kFew * kParts, stream,
-                 static_cast<const A*>(partial), s, shape);
+  error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;
   const Windows& z = call.windows;
   const int packs = static_cast<int>(shape.packs);
@@ -206,7 +206,8 @@ cudaError_t forward_pooled_by(const RelayWgradNormCall& call, cudaStream_t strea
   return launch(normalized_pooled<T, whole, act, R, S, SR, SS>, grid, kNear, stream, x,
                 static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
                 static_cast<const A*>(s.mean), static_cast<const A*>(s.rstd),
-                static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask), z, packs);
+                static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask),
+                static_cast<A>(call.alpha), z, packs);
 }
 
 template <typename T, bool whole, Activation act, int R, int S, int SR, int SS>
@@ -223,7 +224,7 @@ cudaError_t backward_pooled_by(const RelayWgradNormCall& call, cudaStream_t stre
   const Pixels pixels{call.windows, Quotient(call.windows.w), Quotient(call.windows.h)};
   cudaError_t error =
       launch(sums_of_pooled<T, whole, act, R, S, SR, SS>, grid_of(shape), kThreads, stream, dy, index,
-             x, gamma, beta, mean, rstd, partial, pixels, shape);
+             x, gamma, beta, mean, rstd, partial, static_cast<A>(call.alpha), pixels, shape);
   if (error != cudaSuccess) return error;
   error = launch(gradient_of_parameters<A>, few_grid(shape), kFew * kParts, stream,
                  static_cast<const A*>(partial), rstd, dgamma, dbeta, shape);
@@ -231,7 +232,8 @@ cudaError_t backward_pooled_by(const RelayWgradNormCall& call, cudaStream_t stre
   const Shape last = writing(shape, call);
   return launch(gradient_of_pooled<T, whole, act, R, S, SR, SS>, grid_of(last), kThreads, stream, dy,
                 index, x, gamma, beta, mean, rstd, static_cast<const A*>(dgamma),
-                static_cast<const A*>(dbeta), static_cast<T*>(call.out), pixels, last);
+                static_cast<const A*>(dbeta), static_cast<T*>(call.out), static_cast<A>(call.alpha),
+                pixels, last);
 }
 
 template <typename T>

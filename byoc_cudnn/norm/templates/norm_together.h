@@ -121,7 +121,8 @@ inline Together together_of(const RelayWgradNormCall& call, int tensors, int lim
   Together z{call.rows, call.channels, kPacks, 0, 0, 0, 0};
   while (z.width > 1 && z.width / 2 >= packs) z.width /= 2;
   const int64_t tiles = (packs + z.width - 1) / z.width;
-  if (!call.together || tiles > call.multiprocessors || call.rows >= (1 << 30)) return z;
+  const bool is_batch = call.images == 1 && call.groups == call.channels;
+  if (!call.together || !is_batch || tiles > call.multiprocessors || call.rows >= (1 << 30)) return z;
   z.tiles = static_cast<int>(tiles);
   int64_t most = call.multiprocessors / tiles;
   const int64_t room = call.workspace_bytes / (kNormSums * sizeof(Sum<T>) * call.channels);

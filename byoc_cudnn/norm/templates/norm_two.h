@@ -32,7 +32,7 @@ struct Scales {
 template <typename T, int V, bool whole, Activation act>
 __global__ void __launch_bounds__(kThreads, kResident)
     normalized_two(Side<T> one, Side<T> two, T* __restrict__ y, uint8_t* __restrict__ mask,
-                   Shape shape) {
+                   Sum<T> alpha, Shape shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     for (int i = 0; i < V; ++i) {
       const A v = times_plus(less(wide(a.value[i]), first.mean[i]), first.scale[i], shift[i]);
       out.value[i] = narrow<T>(activated<act, T>(
-          times_plus(less(wide(b.value[i]), second.mean[i]), second.scale[i], v)));
+          times_plus(less(wide(b.value[i]), second.mean[i]), second.scale[i], v), alpha));
     }
     store<whole>(y + row * shape.channels + at.channel, out, at.left);
     mask[row * shape.packs + at.pack] = passing<act>(out);
@@ -280,8 +280,7 @@ cudaError_t forward_of_two_by(const RelayWgradNormCall& call, cudaStream_t strea
     cudaError_t error =
         launch(moments<T, V, whole>, grid_of(shape), kThreads, stream, x[i], partial, shape);
     if (error != cudaSuccess) return error;
-    error = launch(statistics<A>, few_grid(shape), kFew * kParts, stream,
-                   static_cast<const A*>(partial), s[i], shape);
+    error = finish_statistics(partial, s[i], shape, stream);
     if (error != cudaSuccess) return error;
   }
   const Side<T> one{x[0], static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
@@ -290,7 +289,8 @@ cudaError_t forward_of_two_by(const RelayWgradNormCall& call, cudaStream_t strea
                     s[1].mean, s[1].rstd, nullptr, nullptr, nullptr};
   const Shape last = writing(shape, call);
   return launch(normalized_two<T, V, whole, act>, grid_of(last), kThreads, stream, one, two,
-                static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask), last);
+                static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask),
+                static_cast<A>(call.alpha), last);
 }
 
 template <typename T, Activation act, bool summed>

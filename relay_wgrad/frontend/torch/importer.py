@@ -211,18 +211,19 @@ class _Import(Reader):
             raise ValueError(f"{self.name}: {_NO_BATCH}")
 
     def _states(self) -> set[str]:
-        """Names of the buffers that batch normalization reads: its running statistics."""
-        found = set()
+        """Names of the buffers that batch and instance normalizations read: running statistics."""
+        found: set[str] = set()
         named = {s.arg.name: s.target for s in self.program.graph_signature.input_specs}
         for node in self.program.graph.nodes:
             if op_of(node) in WITH_STATISTICS:
                 given = [a.name for a in node.args[3:5] if hasattr(a, "name")]
-                if not set(given) <= set(named):
+                held = {named.get(name, "") for name in given}
+                if not set(given) <= set(named) or found & held:
                     raise ValueError(
-                        f"{self.name}: {node.name!r} is a batch normalization that is used twice:"
+                        f"{self.name}: {node.name!r} is a normalization that is used twice:"
                         " its running statistics are another use's results, which is not supported"
                     )
-                found |= {named[name] for name in given}
+                found |= held
         return found
 
     def _first_names(self, nodes: dict[str, Any]) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""ATen's assignments to places: those of constant indices become tables, those of masks choices."""
+"""ATen's assignments to places: of constant indices tables, of masks, and of one computed index for
+each line of an axis, choices."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ir import constant
 from ..context import Context, shape_of
 from ..data_movement import broadcast, cut
 from ..indexing import constant_indices, line_along, line_of, placed
@@ -38,12 +40,29 @@ def _scattered(adds: bool) -> Builder:
     """(x, axis, indices, source): along the axis, by indices of x's rank."""
 
     def build(ctx: Context, call: Call) -> Any:
-        x, places = call.args[0], _constant(call.args[2])
+        x, indices = call.args[0], call.args[2]
         axis = int(call.args[1]) % len(shape_of(x))
+        lines = [1 if a == axis else n for a, n in enumerate(shape_of(x))]
+        if constant_indices(indices) is None and list(shape_of(indices)) == lines:
+            source = as_dtype(ctx, call.args[3], call.dtype)
+            return _one_of_a_line(ctx, x, axis, indices, source, adds)
+        places = _constant(indices)
         source = at_indices(ctx, as_dtype(ctx, call.args[3], call.dtype), places.shape)
         return placed(ctx, x, source, line_along(places, axis, shape_of(x)), (), adds=adds)
 
     return build
+
+
+def _one_of_a_line(ctx: Context, x: Any, axis: int, index: Any, source: Any, adds: bool) -> Any:
+    """x, where each line along the axis has one element from the source, or added to: a class's."""
+    count = shape_of(x)[axis]
+    places = np.arange(count).reshape([-1 if a == axis else 1 for a in range(len(shape_of(x)))])
+    hit = ctx.emit(op.equal(index, constant(places, str(index.ty.dtype))))
+    source = at_indices(ctx, source, shape_of(index))
+    if not adds:
+        return ctx.emit(op.where(hit, source, x))
+    nothing = constant(0, str(x.ty.dtype))
+    return ctx.emit(op.add(x, ctx.emit(op.where(hit, source, nothing))))
 
 
 def _index_add(ctx: Context, call: Call) -> Any:

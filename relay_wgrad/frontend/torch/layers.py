@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ...ops.moments import standardized
+from ...ops.moments import moments, standardized
 from ...ranks import RANKS
 from .. import layers, norms
 from ..context import Context, shape_of
@@ -138,11 +138,7 @@ def _normalized(
     the batch is normalized.
     """
     x, weight, bias, mean, var = args
-    if ctx.options.bn in ("train", "eval") and mean is not None:
-        training = ctx.options.bn == "train"
-    elif ctx.options.bn == "frozen" and mean is not None:
-        training = training and not ctx.is_frozen(weight, bias)
-    if not training:
+    if not _by_its_own(ctx, args, training):
         out = norms.evaluated(ctx, x, weight, bias, mean, var, epsilon)
         return out, None, None, mean, var
     running: list[tuple[str, Any, Any] | None] = [None, None]
@@ -154,6 +150,17 @@ def _normalized(
         running = [(v.name, v, rate) for v, rate in zip((mean, var), rates, strict=True)]
     out = norms.trained(ctx, x, weight, bias, epsilon, 1 - momentum, running)
     return out, None, None, mean, var
+
+
+def _by_its_own(ctx: Context, args: Args, training: bool) -> bool:
+    """Whether x is normalized by its own statistics and not by running ones, which are asked for by
+    the option `bn` where there are any."""
+    _, weight, bias, mean, _ = args
+    if ctx.options.bn in ("train", "eval") and mean is not None:
+        return bool(ctx.options.bn == "train")
+    if ctx.options.bn == "frozen" and mean is not None:
+        return training and not ctx.is_frozen(weight, bias)
+    return training
 
 
 def _sample_rate(ctx: Context, sizes: Sequence[Any], momentum: float) -> Any:
@@ -182,11 +189,28 @@ def _group_norm(ctx: Context, call: Call) -> Any:
 
 def _instance_norm(ctx: Context, call: Call) -> Any:
     """(x, weight, bias, running mean, running variance, by x's own, momentum, epsilon, cudnn)."""
-    x, shape = call.args[0], shape_of(call.args[0])
-    if not call.args[5] or call.args[3] is not None:
-        raise ValueError("running statistics are not supported")
-    _ = call.args[6], call.args[8]  # momentum of what there is not, and where it is computed
-    return norms.in_groups(ctx, x, shape[1], float(call.args[7]), call.args[1], call.args[2])
+    x, weight, bias, mean, var = call.args[:5]
+    shape, momentum, epsilon = shape_of(x), float(call.args[6]), float(call.args[7])
+    _ = call.args[8]  # where it is computed
+    if not _by_its_own(ctx, call.args[:5], bool(call.args[5])):
+        return norms.evaluated(ctx, x, weight, bias, mean, var, epsilon)
+    if mean is not None:
+        _keep_means(ctx, x, (mean, var), momentum)
+    return norms.in_groups(ctx, x, shape[1], epsilon, weight, bias)
+
+
+def _keep_means(ctx: Context, x: Any, running: Sequence[Any], momentum: float) -> None:
+    """Running statistics of an instance normalization: means over the images, of the variance as
+    of a sample.  Raises ValueError for images of one pixel, which have none."""
+    shape = shape_of(x)
+    axes = list(range(2, len(shape)))
+    if math.prod(shape[a] for a in axes) == 1:
+        raise ValueError(f"running statistics of {list(shape)} need more than one pixel")
+    mean, _, variance = moments(ctx.emit, x, axes)
+    rates = (ctx.const(momentum), _sample_rate(ctx, [shape[a] for a in axes], momentum))
+    for state, own, rate in zip(running, (mean, variance), rates, strict=True):
+        batch = ctx.emit(relax.op.mean(own, [0]))
+        ctx.states.append((state.name, norms.updated(ctx, state, batch, 1 - momentum, rate)))
 
 
 def _rms_norm(ctx: Context, call: Call) -> Any:
@@ -258,5 +282,6 @@ LAYERS: dict[str, Builder] = {
 
 WITH_STATISTICS = (
     "_native_batch_norm_legit_functional.default", "_native_batch_norm_legit_no_training.default",
+    "instance_norm.default",
 )  # fmt: skip
 """Those whose operands 3 and 4 are running statistics."""

@@ -35,11 +35,11 @@ BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
     [
         (replace(FORWARD, dtype="int8"), "dtype 'int8'; there are 'float16', 'bfloat16', "),
         (replace(FORWARD, layout="NCHW"), "layout 'NCHW'; there are 'NHWC'"),
-        (replace(FORWARD, activation="gelu"), "activation 'gelu'; there are '', 'relu', 'relu6', "),
+        (replace(FORWARD, activation="tanh"), "activation 'tanh'; there are '', 'relu', 'relu6', "),
         (replace(FORWARD, direction="sideways"), "direction 'sideways'; there are 'forward', "),
         (replace(BACKWARD, activation="silu"), "silu's gradient is not told by what is stored"),
         (replace(BACKWARD, running=True), "running statistics are updated forward"),
-        (replace(FORWARD, bits=True), "bits are of relu or relu6 after a residual"),
+        (replace(FORWARD, bits=True), "bits are of relu, relu6, leaky_relu after a residual"),
         (replace(FORWARD, summed=True), "summed gradients are of a backward call that writes"),
         (replace(FORWARD, second=True), "a second normalization is a residual, and what passes"),
         (
@@ -48,6 +48,12 @@ BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
         ),
         (replace(FORWARD, pooled=(2, 2)), "pooled (2, 2): eight numbers"),
         (replace(FORWARD, pooled=(2, 2, 2, 2, 2, 0, 0, 0)), "padding (2, 0, 0, 0) of windows"),
+        (replace(FORWARD, grouped=True), "running statistics, pooling and a second normalization"),
+        (
+            replace(BACKWARD, activation="leaky_relu", bits=True, second=True),
+            "a second normalization is before relu or relu6, got leaky_relu",
+        ),
+        (replace(FORWARD, alpha=-1.0), "alpha -1.0: not finite, or below zero"),
         (replace(FORWARD, symbol="f(); g"), "symbol 'f(); g' is no identifier"),
         (replace(FORWARD, epsilon=float("nan")), "epsilon nan and momentum 0.1: not finite"),
     ],
@@ -92,6 +98,9 @@ def test_a_kernel_serves_all_calls_of_its_kind() -> None:
     assert kernels_of(source) == [(90, "relay_wgrad_norm_forward_bfloat16_relu")]
     assert source.count('{"batch_norm forward bfloat16 relu running"') == 2  # rows: two epsilons
     assert "__tvm_ffi_h(" in source
+    grouped = replace(FORWARD, running=False, grouped=True)
+    assert kernel_of(grouped) == kernel_of(FORWARD)
+    assert '{"group_norm forward bfloat16 relu",' in generate([grouped], 90)
     assert kernels_of("int main() {}") == []
 
 
@@ -107,6 +116,7 @@ def test_the_workspace_is_that_of_the_kernels() -> None:
     assert "kNormBlocks = 2, kNormChannels = 256, kNormSums = 3;" in text
     assert workspace_bytes(64, "float16") == 3 * 4 * 256 * 2 * 256
     assert workspace_bytes(1 << 20, "float64") == 3 * 8 * (1 << 20)
+    assert workspace_bytes(300, "float16", images=1000) == 3 * 4 * 256 * 2 * 1000
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +174,8 @@ def test_nothing_is_read_before_the_kernel_before_has_ended(tmp_path: Path) -> N
     flags = ["-std=c++17", "-O3", "-w", "-arch=sm_90", "--expt-relaxed-constexpr", "-ptx"]
     subprocess.run([str(find().nvcc), *flags, str(unit), "-o", str(ptx)], check=True)
     kernels = [k for k in ptx.read_text().split(".entry")[1:] if "griddepcontrol.wait" in k]
-    assert len(kernels) == 5  # both passes, whole packs and short ones, and what adds the sums
+    # Both passes, whole packs and short ones; what adds the sums, of a batch, of images and groups.
+    assert len(kernels) == 4 + 1 + 3
     for kernel in kernels:
         before = kernel[: kernel.index("griddepcontrol.wait")]
         assert "ld.global" not in before

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from byoc_cudnn.norm import NormCall
+from byoc_cudnn.norm import NormCall, check
 from byoc_cudnn.pool import PoolCall
 from tests.support import cuda_emulated
 from tests.support.cuda_emulated import DTYPES, aligned
+from tests.support.norm_groups import alpha_of, expected
 
 ROWS = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 5e-7, "float64": 1e-14}
 SUMS = {"float16": 1e-6, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-14}
@@ -25,8 +27,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Tensors(dict[str, np.ndarray]):
     """Random operands by name, made when they are asked for, and results full of NaN."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, windows: tuple[int, ...] = ()) -> None:
-        self.shape, self.windows, self.rows = shape, windows, DTYPES[dtype]
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str, windows: tuple[int, ...] = (), groups: int = 0
+    ) -> None:
+        self.shape, self.windows, self.rows, self.groups = shape, windows, DTYPES[dtype], groups
         self.sums = np.float64 if dtype == "float64" else np.float32
         self.rng = np.random.default_rng(0)
 
@@ -46,6 +50,8 @@ class Tensors(dict[str, np.ndarray]):
             return self.rows, self.shape
         if name in ("y", "dy", "dy2"):
             return self.rows, self.windows or self.shape
+        if self.groups and name in ("mean", "rstd"):
+            return self.sums, (self.shape[0], self.groups)
         return self.sums, self.shape[-1:]
 
     def _random(self, name: str) -> np.ndarray:
@@ -190,3 +196,83 @@ def test_a_pooled_normalization_has_the_bits_of_both_apart(
         assert np.array_equal(apart[name].view(np.uint8), both[name].view(np.uint8)), name
     for name in ("y", "index"):
         assert np.array_equal(pooled[name].view(np.uint8), both[name].view(np.uint8)), name
+
+
+# ---- groups of an image's channels, and all activations ------------------------------------------
+
+GROUPED = [  # dtype, shape, groups, activation, what else the calls are
+    ("float32", (2, 150, 64), 64, "leaky_relu", {}),
+    ("bfloat16", (2, 5, 7, 6, 40), 40, "leaky_relu", {}),
+    ("float32", (3, 70, 13), 13, "leaky_relu", {"residual": True, "bits": True}),
+    ("bfloat16", (2, 90, 24), 24, "leaky_relu", {"residual": True, "bits": True, "summed": True}),
+    ("float32", (3, 40, 24), 4, "leaky_relu", {"residual": True}),
+    ("float64", (2, 30, 10), 5, "elu", {}),
+    ("float16", (2, 50, 48), 2, "gelu_tanh", {}),
+    ("float32", (1, 60, 12), 3, "hardswish", {}),  # one image, of groups
+    ("float32", (1, 60, 12), 12, "relu6", {}),  # one image: as a batch, by one launch
+    ("float32", (2, 1, 8), 8, "silu", {}),  # one pixel
+    ("float32", (5, 3, 4), 1, "gelu", {}),
+    ("float32", (90, 12), 0, "leaky_relu", {"residual": True, "bits": True}),
+    ("float32", (90, 12), 0, "gelu", {}),
+    ("float32", (90, 12), 0, "elu", {}),
+]
+
+
+def by_torch(t: Tensors, groups: int, activation: str, summed: bool) -> dict[str, np.ndarray]:
+    """All results in float64."""
+    names = [n for n in ("x", "gamma", "beta", "residual") if n in t]
+    given = {n: torch.tensor(t[n].astype("float64")) for n in names}
+    dy = t["dy"].astype(t.sums)
+    if summed:
+        dy = (dy + t["dy2"].astype(t.sums)).astype(t.rows)
+    others = (torch.tensor(v.astype("float64")) for v in (dy, t["y"]))
+    return {n: v.numpy() for n, v in expected(given, *others, groups, activation).items()}
+
+
+@pytest.mark.share(5)
+@pytest.mark.parametrize(("dtype", "shape", "groups", "activation", "how"), GROUPED)
+def test_groups_and_activations(
+    folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
+) -> None:
+    how = dict(how)
+    summed = how.pop("summed", False)
+    how |= {"alpha": alpha_of(activation), "grouped": groups > 0}
+    forward = NormCall("f", "forward", dtype, activation, **how)
+    back = NormCall("b", "backward", dtype, activation, summed=summed, **how)
+    assert check(forward), check(forward).reason
+    assert check(back), check(back).reason
+    t = Tensors(shape, dtype, groups=groups)
+    launches = [cuda_emulated.norm(folder, call, t.ready(call), True) for call in (forward, back)]
+    whole = shape[-1] * np.dtype(DTYPES[dtype]).itemsize % 16 == 0
+    alone = groups == 0 or (shape[0] == 1 and groups == shape[-1])
+    assert launches == [whole and alone] * 2
+    want = by_torch(t, groups, activation, summed)
+    pixel = groups == shape[-1] and shape[1:-1] == (1,)
+    for name in (*forward.results, *back.results):
+        if name == "mask":
+            continue
+        limit = ROWS[dtype] if t[name].shape == shape else SUMS[dtype]
+        got = t[name].astype("float64")
+        if pixel and name in ("dx", "dgamma"):
+            assert not got.any(), name
+            continue
+        error = np.linalg.norm(got - want[name].reshape(got.shape))
+        assert error <= 2 * limit * np.linalg.norm(want[name]), (name, error)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_stays_in_its_group(folder: Path, value: float) -> None:
+    """Of one image; the parameters' gradients are those of all images."""
+    t = Tensors((2, 40, 12), "float32", groups=3)
+    for direction in ("forward", "backward"):
+        call = NormCall("f", direction, "float32", "leaky_relu", alpha=0.2, grouped=True)
+        t.ready(call)
+        t["x"][1, 3, 5] = value  # of group 1
+        cuda_emulated.norm(folder, call, t, True)
+    for name in ("y", "dx"):
+        bad = ~np.isfinite(t[name])
+        assert bad[1, :, 4:8].all(), name
+        bad[1, :, 4:8] = False
+        assert not bad.any(), name
+    assert np.isfinite(t["mean"]).sum() == 5
+    assert np.isnan(t["dgamma"]).tolist() == [c // 4 == 1 for c in range(12)]

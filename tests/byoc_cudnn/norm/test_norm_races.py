@@ -25,17 +25,22 @@ int main() {
   };
   const size_t n = static_cast<size_t>(rows) * channels, c = channels;
   RelayWgradNormCall call{};
-  call.rows = rows, call.channels = channels, call.epsilon = 1e-5, call.momentum = 0.1;
+  const int groups = %d;  // of an image's channels; 0: a batch
+  call.images = groups ? 2 : 1, call.rows = rows / call.images;
+  call.channels = channels, call.groups = groups ? groups : channels;
+  call.epsilon = 1e-5, call.momentum = 0.1, call.alpha = 0.1;
+  if (groups) call.running_mean = call.running_var = nullptr;
   call.multiprocessors = 4, call.together = 1;
   for (const void** one : {&call.x, &call.dy, &call.dy2, &call.y, &call.residual, &call.mask}) {
     *one = some(n);
   }
   for (const void** one : {&call.gamma, &call.beta, &call.mean, &call.rstd, &call.running_mean,
                            &call.running_var}) {
-    *one = some(c);
+    *one = some(2 * c);
   }
   for (void** one : {&call.out, &call.dresidual, &call.new_mask}) *one = some(n);
-  for (void** one : {&call.first, &call.second, &call.new_mean, &call.new_var}) *one = some(c);
+  for (void** one : {&call.first, &call.second, &call.new_mean, &call.new_var}) *one = some(2 * c);
+  if (groups) call.new_mean = call.new_var = nullptr;
   call.workspace = some(1 << 15), call.workspace_bytes = 1 << 18;
   call.other = {some(n), some(c), some(c), some(c), some(c), some(c), some(c), some(n),
                 some(c), some(c), some(c), some(c)};
@@ -47,7 +52,7 @@ int main() {
 """
 
 
-def races(folder: Path, kernel: str, channels: int, without: str = "") -> str:
+def races(folder: Path, kernel: str, channels: int, groups: int = 0, without: str = "") -> str:
     """What ThreadSanitizer says of a call, or nothing; without the barrier before some text."""
     text = NORMS.source_of(f"{NORMS.codegen}_{kernel}")
     if without:
@@ -56,7 +61,7 @@ def races(folder: Path, kernel: str, channels: int, without: str = "") -> str:
         text = head[:barrier] + head[head.index(";", barrier) + 1 :] + without + tail
     text = emulated(text)
     unit, program = folder / "kernel.cc", folder / "kernel"
-    unit.write_text(text + MAIN % (channels, f"{NORMS.codegen}_{kernel}"), encoding="utf-8")
+    unit.write_text(text + MAIN % (channels, groups, f"{NORMS.codegen}_{kernel}"), encoding="utf-8")
     flags = ["-std=c++20", "-O1", "-g", "-w", "-fsanitize=thread", "-DRW_NORM_MANY=128", "-pthread"]
     command = [*find().compiler, *flags, *includes(), str(unit), "-o", str(program)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
@@ -70,19 +75,27 @@ def races(folder: Path, kernel: str, channels: int, without: str = "") -> str:
 @pytest.mark.longer("by ThreadSanitizer; those of convolutions stay")
 @pytest.mark.longer_cases("forward_float32", "backward_")
 @pytest.mark.parametrize(
-    ("kernel", "channels"),
+    ("kernel", "channels", "groups"),
     [
-        ("forward_bfloat16_relu_residual_bits", 72),  # one launch
-        ("forward_float32_relu", 13),
-        ("backward_bfloat16_relu_residual_bits_summed", 72),
-        ("backward_float32_relu", 13),
-        ("forward_float32_relu_second_bits", 13),
-        ("backward_bfloat16_relu_second_bits_summed", 72),
-        ("backward_bfloat16_relu_pooled_3x3_2x2", 24),
+        ("forward_bfloat16_relu_residual_bits", 72, 0),  # one launch
+        ("forward_float32_relu", 13, 0),
+        ("backward_bfloat16_relu_residual_bits_summed", 72, 0),
+        ("backward_float32_relu", 13, 0),
+        ("forward_float32_relu_second_bits", 13, 0),
+        ("backward_bfloat16_relu_second_bits_summed", 72, 0),
+        ("backward_bfloat16_relu_pooled_3x3_2x2", 24, 0),
+        (
+            "forward_bfloat16_leaky_relu_residual_bits",
+            72,
+            72,
+        ),  # of each image
+        ("forward_float32_relu", 78, 2),
+        ("backward_bfloat16_leaky_relu_residual_bits_summed", 72, 72),
+        ("backward_float32_leaky_relu", 78, 2),
     ],
 )
-def test_there_are_none(tmp_path: Path, kernel: str, channels: int) -> None:
-    assert not races(tmp_path, kernel, channels)
+def test_there_are_none(tmp_path: Path, kernel: str, channels: int, groups: int) -> None:
+    assert not races(tmp_path, kernel, channels, groups)
 
 
 @pytest.mark.longer
@@ -96,4 +109,4 @@ def test_there_are_none(tmp_path: Path, kernel: str, channels: int) -> None:
 def test_a_barrier_that_is_left_out_is_found(
     tmp_path: Path, kernel: str, channels: int, before: str
 ) -> None:
-    assert "data race" in races(tmp_path, kernel, channels, before)
+    assert "data race" in races(tmp_path, kernel, channels, without=before)

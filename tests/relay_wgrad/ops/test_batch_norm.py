@@ -28,7 +28,7 @@ def tensor(name: str, shape: Any = X, dtype: str = "float32") -> relax.Var:
 def made(name: str, others: Any = (), attrs: Any = (), **shapes: Any) -> relax.Call:
     """A call with its type, of operands of the usual shapes but for those given."""
     usual = {"x": X, "gamma": C, "beta": C}
-    if name == "batch_norm_train_backward":
+    if name.endswith("_backward"):
         usual = {"dy": X, **usual, "mean": C, "rstd": C}
     usual |= dict.fromkeys(others, X)
     usual |= {n: C for n in others if n.startswith("running")}
@@ -50,6 +50,13 @@ def test_types() -> None:
     assert types(backward) == [(X, "float16"), *[(C, "float32")] * 2, (X, "float16")]
     last = made("batch_norm_train", (), {"axis": 3}, gamma=(5,), beta=(5,))
     assert types(last)[1] == ((5,), "float32")
+    groups = {"groups": 2, "axis": 2, "activation": "leaky_relu", "alpha": 0.1}
+    shapes = {"gamma": (4,), "beta": (4,), "mean": (2, 2), "rstd": (2, 2)}
+    grouped = made("group_norm_train_backward", ("y",), groups, **half, **shapes)
+    assert types(grouped) == [(X, "float16"), *[((4,), "float32")] * 2, (X, "float16")]
+    del shapes["mean"], shapes["rstd"]
+    forward = made("group_norm_train", (), groups, x=half["x"], **shapes)
+    assert types(forward)[1:] == [((2, 2), "float32")] * 2
     n = tvm.tirx.Var("n", "int64")
     assert made("batch_norm_train", x=(n, 3)).ty.fields[0].shape.values[0].same_as(n)
     unknown = made("batch_norm_train", x=4).ty.fields
@@ -73,7 +80,21 @@ REFUSED: list[tuple[str, Any, Any, Any, str]] = [
     ("batch_norm_train", RUNNING, {}, {"x": (1, 3, 1, 1)},
      "an unbiased variance needs more than one value per channel, got 1"),
     ("batch_norm_train", (), {"activation": "tanh"}, {},
-     "activation must be one of '', 'relu', 'relu6', 'silu', got 'tanh'"),
+     "activation must be one of '', 'relu', 'relu6', 'leaky_relu', 'silu', 'gelu', 'gelu_tanh', "),
+    ("batch_norm_train", (), {"alpha": 0.1, "activation": "relu"}, {},
+     "alpha must be 0 of 'relu', got 0.1"),
+    ("batch_norm_train", (), {"alpha": -0.1, "activation": "leaky_relu"}, {},
+     "alpha must be a number of at least 0, got -0.1"),
+    ("group_norm_train", (), {"groups": 2}, {},
+     "groups must divide x's channels, got groups=2 and C=3"),
+    ("group_norm_train", (), {"groups": 0}, {}, "groups must be at least 1, got 0"),
+    ("group_norm_train", (), {"groups": 1, "axis": 0}, {}, "axis must not be 0, which is the"),
+    ("group_norm_train", (), {"groups": 3}, {"x": (2, 3)}, "x must have at least 3 dimensions"),
+    ("group_norm_train", ("residual", "more"), {"groups": 3}, {}, "takes 3 or 4 arguments"),
+    ("group_norm_train_backward", (), {"groups": 3}, {"mean": (3,)},
+     "mean must have 2 dimensions, got 1"),
+    ("group_norm_train_backward", (), {"groups": 3}, {"mean": (2, 3), "rstd": (2, 1)},
+     "rstd must have a value for each image and group, got rstd=1 and x's groups=3"),
     ("batch_norm_train", (), {"epsilon": -1.0}, {}, "epsilon must be a number of at least 0, got"),
     ("batch_norm_train", ("residual", *RUNNING, "more"), {}, {}, "takes 3 to 6 arguments"),
     ("batch_norm_train_backward", ("y",), {}, {}, "activation='' takes no y, got one"),

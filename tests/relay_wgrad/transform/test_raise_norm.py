@@ -1,4 +1,4 @@
-"""What is training batch normalization, and what is only similar."""
+"""What is a training normalization, and what is only similar."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from torch import nn
+from torch.nn import functional as f
 from tvm import relax
 from tvm.ir import assert_structural_equal
 
+from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
+from relay_wgrad.training.step import ADJOINT, converted, step_module
 from relay_wgrad.transform import grad
 from relay_wgrad.transform.raise_norm import RaiseBatchNorm, RaisedNorm, raise_batch_norm
 from tests.support.compiled import virtual_machine
@@ -56,7 +60,7 @@ def written_out(change: str = "") -> tvm.IRModule:
     """The normalization as front ends write it, with one thing otherwise."""
     bb = relax.BlockBuilder()
     x, gamma, other = tensor("x"), tensor("gamma", C), tensor("other")
-    axes = [2, 3] if change == "axes" else [0, 2, 3]
+    axes = {"axes": [2], "pixels": [2, 3]}.get(change, [0, 2, 3])
     with bb.function("main", [x, gamma, other]):
         with bb.dataflow():
             m = bb.emit(op.mean(x, axes, keepdims=True))
@@ -124,3 +128,98 @@ def test_a_scale_and_a_shift_of_their_own_are_gamma_and_beta() -> None:
     want = torch.nn.functional.batch_norm(a, None, None, g, b, True, 0.0, 1e-5)
     want = torch.relu(want * scale.reshape(3, 1, 1) + shift.reshape(3, 1, 1)).sum()
     assert abs(float(got) - float(want)) < 1e-4 * float(want)
+
+
+# ---- groups of an image's channels ---------------------------------------------------------------
+
+GROUPED = "group_norm_train"
+ACTIVATIONS = {
+    "hardswish": f.hardswish, "elu": f.elu, "gelu": f.gelu, "silu": f.silu, "relu6": f.relu6,
+    "gelu_tanh": lambda z: f.gelu(z, approximate="tanh"),
+}  # fmt: skip
+
+
+class Groups(nn.Module):
+    """Instance and group normalization of volumes, with all activations and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv3d(2, 4, 3, padding=1), nn.Conv3d(4, 3, 1)
+        self.instance, self.group = nn.InstanceNorm3d(4, affine=True), nn.GroupNorm(2, 4)
+        self.plain = nn.InstanceNorm3d(4)
+        for norm in (self.instance, self.group):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x: Any) -> Any:
+        x = f.leaky_relu(self.instance(self.first(x)), 0.02)
+        y = f.leaky_relu(self.group(torch.sin(x)) + x)
+        for act in ACTIVATIONS.values():
+            y = act(self.plain(y))
+        return self.last(y).mean((2, 3, 4))
+
+
+def test_groups_of_channels() -> None:
+    """The step of operators, channels first and last, is the step as it was written."""
+    torch.manual_seed(0)
+    graph = from_torch(Groups().double(), (torch.zeros(2, 2, 3, 4, 3, dtype=torch.float64),))
+    raised, entries = raise_batch_norm(graph.module)
+    found = [(e.activation, e.residual, e.groups) for e in entries]
+    first = [("leaky_relu", False, 4), ("leaky_relu", True, 2)]
+    assert found == [*first, *((name, False, 4) for name in ACTIVATIONS)]
+    alphas = [c.attrs["alpha"] for c in calls(raised, GROUPED)]
+    assert [round(a, 6) for a in alphas] == [0.02, 0.01, 0, 1, 0, 0, 0, 0]
+    here = step_module(graph, raise_norms=True)
+    last = converted(here, "NHWC")
+    adjoint = tvm.IRModule({"main": last[ADJOINT]})
+    assert {int(c.attrs["axis"]) for c in calls(adjoint, GROUPED)} == {4}
+    assert len(calls(adjoint, f"{GROUPED}_backward")) == len(entries)
+    values = [tvm.runtime.tensor(v) for v in graph.arguments(graph.random_batch(0))]
+    want, *others = (
+        [t.numpy() for part in virtual_machine(mod, FAST)[ADJOINT](*values) for t in part]
+        for mod in (step_module(graph), here, last)
+    )
+    for got in others:
+        for a, b in zip(got, want, strict=True):
+            assert np.linalg.norm(a - b) < 1e-10 * max(np.linalg.norm(b), 1)
+
+
+def test_upstreams_groups_and_what_is_over_pixels() -> None:
+    assert raise_batch_norm(written_out("pixels"))[1] == [RaisedNorm("y", "relu", True, groups=3)]
+    for kind, groups in (("group", 3), ("instance", 6)):
+        bb = relax.BlockBuilder()
+        params = [tensor("x", (2, 4, 5, 6)), tensor("gamma", (6,)), tensor("beta", (6,))]
+        given = {"channel_axis": 3, "axes": [1, 2], "epsilon": 1e-3}
+        given |= {"num_groups": 3} if kind == "group" else {}
+        with bb.function("main", params):
+            with bb.dataflow():
+                y = bb.emit(getattr(op.nn, f"{kind}_norm")(*params, **given))
+                out = bb.emit_output(op.sum(op.nn.leakyrelu(y, 0.3)))
+            bb.emit_func_output(out)
+        mod, entries = raise_batch_norm(bb.get())
+        assert [(e.activation, e.groups) for e in entries] == [("leaky_relu", groups)]
+        values = [np.random.default_rng(i).random([int(n) for n in p.ty.shape.values], "float32")
+                  for i, p in enumerate(params)]  # fmt: skip
+        got = virtual_machine(mod, FAST)["main"](*(tvm.runtime.tensor(v) for v in values)).numpy()
+        a, g, b = (torch.tensor(v, dtype=torch.float64) for v in values)
+        want = f.leaky_relu(f.group_norm(a.movedim(3, 1), groups, g, b, 1e-3), 0.3).sum()
+        assert abs(float(got) - float(want)) < 1e-5 * abs(float(want))
+
+
+def test_what_is_used_elsewhere_is_no_part_of_an_activation() -> None:
+    """Of a LeakyReLU whose comparison another value is made of too."""
+    bb = relax.BlockBuilder()
+    x = tensor("x", (2, 4, 5, 6))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            rows = bb.emit(op.reshape(x, (2, 4, 30)))
+            centred = bb.emit(op.subtract(rows, bb.emit(op.mean(rows, [2], keepdims=True))))
+            v = bb.emit(op.mean(op.multiply(centred, centred), [2], keepdims=True))
+            n = bb.emit(op.divide(centred, op.sqrt(op.add(v, relax.const(1e-5)))))
+            z = bb.emit(op.reshape(n, (2, 4, 5, 6)), name_hint="z")
+            above = bb.emit(op.greater(z, relax.const(0.0)))
+            y = bb.emit(op.where(above, z, op.multiply(z, relax.const(0.1))))
+            share = op.mean(op.astype(above, "float32"))
+            out = [bb.emit_output(v) for v in (op.sum(y), share)]
+        bb.emit_func_output(relax.Tuple(out))
+    assert raise_batch_norm(bb.get())[1] == [RaisedNorm("z", groups=4)]

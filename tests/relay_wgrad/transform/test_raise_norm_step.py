@@ -13,7 +13,7 @@ from tvm import relax
 
 import legalize.cpu
 from relay_wgrad.frontend import from_torch
-from relay_wgrad.ops.batch_norm import BACKWARD, FORWARD
+from relay_wgrad.ops.train_norm import BACKWARD, FORWARD
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.compiled import virtual_machine

@@ -11,7 +11,7 @@ import torch
 import tvm_ffi
 
 from byoc_cudnn.building.compiled import library_command
-from byoc_cudnn.norm import ACTIVATIONS, NormCall, check, generate, inputs
+from byoc_cudnn.norm import NormCall, check, generate, inputs
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Largest errors, relative in norm: a rounding of the result; of float32 or float64 sums.
@@ -48,7 +48,7 @@ def all_calls() -> list[NormCall]:
         call_of(direction, dtype, activation, *how)
         for direction in ("forward", "backward")
         for dtype in DTYPES
-        for activation in ACTIVATIONS
+        for activation in ("", "relu", "relu6", "silu")
         for how in HOW
     ]
     return list({call.symbol: call for call in calls if check(call)}.values())

@@ -129,6 +129,11 @@ PLACES: dict[str, Function] = {
         torch.zeros_like(y).scatter(1, _TWICE[:2, None, None].expand(2, 2, 6, 6), y[:, 1:3])
         + y.scatter(3, torch.tensor([5, 1]).expand(2, 4, 6, 2), 0.25)
     ),
+    "scattered by classes": lambda y: (
+        y.scatter(1, y.argmax(1, keepdim=True), 0.5)
+        + y.scatter_add(2, y.argmin(2, keepdim=True), y[:, :, :1].sin())
+        + y * torch.zeros(y.shape, dtype=torch.bool).scatter(3, y.argmax(3, keepdim=True), 1)
+    ),
 }  # fmt: skip
 
 

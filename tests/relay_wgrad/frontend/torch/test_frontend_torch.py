@@ -109,6 +109,33 @@ def test_training_step_is_pytorchs(dtype: torch.dtype, bound: float) -> None:
         assert torch.equal(value, before[name]), name
 
 
+class Instance(nn.Module):
+    """Instance normalization with running statistics, of which the second may be the first."""
+
+    def __init__(self, twice: bool = False) -> None:
+        super().__init__()
+        self.first = nn.InstanceNorm2d(3, affine=True, track_running_stats=True, momentum=0.3)
+        self.second = self.first if twice else nn.InstanceNorm2d(3, track_running_stats=True)
+        self.last = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(torch.sin(self.first(x)))).mean((2, 3))
+
+
+def test_instance_normalization_keeps_running_statistics() -> None:
+    module, x = Instance().double(), (draw(2, 3, 5, 5),)
+    for norm in (module.first, module.second):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    assert len(compared(module, x).updates) == 4
+    assert not compared(module.eval(), x).updates
+    assert len(from_torch(module, x, bn="train").updates) == 4
+    with pytest.raises(ValueError, match="is a normalization that is used twice"):
+        from_torch(Instance(twice=True).double(), x)
+    with pytest.raises(ValueError, match=r"statistics of \[2, 3, 1, 1\] need more than one pixel"):
+        from_torch(nn.Sequential(nn.Conv2d(3, 3, 5), module.first).double().eval(), x, bn="train")
+
+
 @pytest.mark.longer("three programs; options by layer are test_dropout's")
 def test_evaluation_mode_and_options() -> None:
     torch.manual_seed(0)
