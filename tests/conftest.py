@@ -21,6 +21,7 @@ from byoc_cudnn.backends.base import rows_of
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.decision import Decision
 from relay_wgrad.problem import ConvProblem
+from tests.support import children
 from tests.support.fast import unoptimized_programs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -72,19 +73,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"longer_cases names no case: {sorted(unused)}")
 
 
+_spent = pytest.StashKey[float]()  # of the session: a processor's seconds when it was looked last
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """A report has the processor's seconds of its phase, with those of child processes."""
+    report, now = (yield), children.processor_seconds()
+    report.processor = now - item.session.stash.get(_spent, now)
+    item.session.stash[_spent] = now
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Seconds of each room's tests, where `--durations` is asked for: of all processes together."""
+    """Seconds of a processor of each room's tests, where `--durations` is asked for.
+
+    Of all processes together; unlike durations they hardly say what else the machine does.
+    """
     if not terminalreporter.config.option.durations:
         return
     seconds, tests = defaultdict[str, float](float), Counter[str]()
     for report in (r for some in terminalreporter.stats.values() for r in some):
         if isinstance(report, pytest.TestReport):
             room = str(Path(report.nodeid.partition("::")[0]).parent)
-            seconds[room] += report.duration
+            seconds[room] += getattr(report, "processor", 0.0)
             tests[room] += report.when == "call"
-    terminalreporter.section("seconds of each room")
+    terminalreporter.section("a processor's seconds in each room")
     for room, spent in sorted(seconds.items(), key=lambda item: -item[1]):
         terminalreporter.line(f"{spent:7.1f} {tests[room]:5} {room}")
+    terminalreporter.line(f"{sum(seconds.values()):7.1f} {tests.total():5} all")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -94,6 +111,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    session.stash[_spent] = children.processor_seconds()
 
 
 # Where machine code is the subject, and so is compiled as for users on each day.
