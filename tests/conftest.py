@@ -22,7 +22,7 @@ from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.decision import Decision
 from relay_wgrad.problem import ConvProblem
 from tests.support import children
-from tests.support.fast import unoptimized_programs
+from tests.support.fast import shallow_stacks, unoptimized_programs
 
 GOLDEN = Path(__file__).parent / "golden"
 # What tests compile for CPUs is kept beside what pytest keeps; as kernels alone, since tests put
@@ -46,6 +46,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Tests for a GPU are not imported where none is asked for: each process would do so."""
     of_gpu = collection_path == GOLDEN.parent / "gpu"
     return True if of_gpu and "not gpu" in config.option.markexpr else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Any:
+    with shallow_stacks():  # two dozen scripts of TVM's are parsed as they are imported
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -125,7 +131,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """
     daily = "not longer" in item.config.option.markexpr
     quick = daily and not item.nodeid.startswith(_CODE)
-    with unoptimized_programs() if quick else nullcontext():
+    with unoptimized_programs() if quick else nullcontext(), shallow_stacks():
         return (yield)
 
 
