@@ -29,7 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train ResNet-50 on the CPU, show and check every convolution
 	$(BIN)/python -m relay_wgrad train resnet50 --layout NHWC
 
-test: lint types unit  ## lint, types and the tests of each day, without a GPU
+test: lint  ## lint, types and the tests of each day, without a GPU
+	@# Types are one process's work, and so are the ends of the tests.
+	$(MAKE) --jobs 2 unit types
 
 test-all: lint types coverage docs  ## before a release: every test without a GPU, coverage, the site, planted faults
 	$(BIN)/python -m tests.planted

@@ -23,7 +23,6 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "norms": "gpu_norm",
         "stem": "gpu_stem",
         "steps": "gpu_steps",
-        "errors": "gpu_errors",
         "trainer": "gpu_trainer",
         "parallel": "gpu_parallel",
         "partial": "partial_training",
@@ -48,12 +47,9 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "onnx": "onnx_training",
         "jax": "jax_networks",
         "relay": "relay_programs",
-        "images": "image_loader",
         "layouts": "layout_changes",
         "equality": "layout_equality",
-        "raising": "raising",
         "cuda-steps": "compile_steps",
-        "cuda-memory": "step_memory",
     },
 }
 """Device -> name -> the module of this folder whose `BENCHMARK` it is."""

@@ -21,7 +21,8 @@ from byoc_cudnn.backends.base import rows_of
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.decision import Decision
 from relay_wgrad.problem import ConvProblem
-from tests.support.fast import unoptimized_programs
+from tests.support import children
+from tests.support.fast import shallow_stacks, unoptimized_programs
 
 GOLDEN = Path(__file__).parent / "golden"
 # What tests compile for CPUs is kept beside what pytest keeps; as kernels alone, since tests put
@@ -45,6 +46,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Tests for a GPU are not imported where none is asked for: each process would do so."""
     of_gpu = collection_path == GOLDEN.parent / "gpu"
     return True if of_gpu and "not gpu" in config.option.markexpr else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Any:
+    with shallow_stacks():  # two dozen scripts of TVM's are parsed as they are imported
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -72,19 +79,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"longer_cases names no case: {sorted(unused)}")
 
 
+_spent = pytest.StashKey[float]()  # of the session: a processor's seconds when it was looked last
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """A report has the processor's seconds of its phase, with those of child processes."""
+    report, now = (yield), children.processor_seconds()
+    report.processor = now - item.session.stash.get(_spent, now)
+    item.session.stash[_spent] = now
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Seconds of each room's tests, where `--durations` is asked for: of all processes together."""
+    """Seconds of a processor of each room's tests, where `--durations` is asked for.
+
+    Of all processes together; unlike durations they hardly say what else the machine does.
+    """
     if not terminalreporter.config.option.durations:
         return
     seconds, tests = defaultdict[str, float](float), Counter[str]()
     for report in (r for some in terminalreporter.stats.values() for r in some):
         if isinstance(report, pytest.TestReport):
             room = str(Path(report.nodeid.partition("::")[0]).parent)
-            seconds[room] += report.duration
+            seconds[room] += getattr(report, "processor", 0.0)
             tests[room] += report.when == "call"
-    terminalreporter.section("seconds of each room")
+    terminalreporter.section("a processor's seconds in each room")
     for room, spent in sorted(seconds.items(), key=lambda item: -item[1]):
         terminalreporter.line(f"{spent:7.1f} {tests[room]:5} {room}")
+    terminalreporter.line(f"{sum(seconds.values()):7.1f} {tests.total():5} all")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -94,6 +117,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    session.stash[_spent] = children.processor_seconds()
 
 
 # Where machine code is the subject, and so is compiled as for users on each day.
@@ -107,7 +131,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """
     daily = "not longer" in item.config.option.markexpr
     quick = daily and not item.nodeid.startswith(_CODE)
-    with unoptimized_programs() if quick else nullcontext():
+    with unoptimized_programs() if quick else nullcontext(), shallow_stacks():
         return (yield)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .support.limits import LIMITS, Limit
+from .support.limits import ELSEWHERE, LIMITS, Limit
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({limit.page for limit in LIMITS})
@@ -36,10 +36,18 @@ def test_a_limit_is_refused(limit: Limit) -> None:
 def test_each_refusal_of_a_page_is_tried(page: str) -> None:
     text = prose(page)
     said = [limit.says for limit in LIMITS if limit.page == page]
+    said += [says for of, says in ELSEWHERE if of == page]
     held = [(text.index(part), text.index(part) + len(part)) for part in said if part in text]
     for match in re.finditer(r"\brefus\w+", text):
         place = text[max(0, match.start() - 80) : match.end() + 20]
         assert any(start <= match.start() < end for start, end in held), f"no row for: {place}"
+
+
+@pytest.mark.parametrize(("page", "says"), ELSEWHERE)
+def test_a_limit_has_its_test_elsewhere(page: str, says: str) -> None:
+    path, _, name = ELSEWHERE[page, says].partition("::")
+    assert says in prose(page)
+    assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8")
 
 
 def test_each_limit_of_the_readme_is_tried() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 from benchmarks import child, figures, runner
 from benchmarks.__main__ import BENCHMARKS, about, main
 from benchmarks.runner import Benchmark, Case, Option, Row
+from tests.support.ending_rows import ended
 
 COLUMNS = (("network",), ("ms", None, ".1f"), ("µs", "ms", ".0f", 1e3),
            ("first", lambda row: row["losses"][0]), ("deep", "a.b"), ("none",))  # fmt: skip
@@ -132,15 +131,6 @@ def test_cells() -> None:
 
 
 # ---- rows in processes of their own --------------------------------------------------------------
-
-
-def ended(how: str) -> Row:
-    """A row, or how its process ends."""
-    if how == "error":
-        raise ValueError("no such network")
-    if how == "signal":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"how": how}
 
 
 def test_a_row_in_a_process() -> None:

@@ -50,6 +50,7 @@ def test_numbers(kind: str, name: str) -> None:
     check_numbers(ConvProblem.parse(f"{kind} {NAMED[name]}"))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", [ConvKind.WGRAD, ConvKind.DGRAD])
 @pytest.mark.parametrize("seed", range(6))
 def test_numbers_of_random_problems(kind: ConvKind, seed: int) -> None:

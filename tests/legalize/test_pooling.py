@@ -105,6 +105,7 @@ def test_ties_nan_and_infinity_are_pixels_as_others(layout: str, channels: int, 
 OVER = [(3, 2, 0), (3, 2, 1), (2, 2, 0), (4, 3, 1)]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("how", ["static", "symbolic"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("window", OVER, ids=str)

@@ -18,6 +18,7 @@ CASES = [
 ]
 
 
+@pytest.mark.share(7)  # both numbers of groups, each stride
 @pytest.mark.parametrize(("stride", "pad", "taps", "groups"), CASES)
 def test_as_high_as_the_stride(stride: int, pad: int, taps: int, groups: int) -> None:
     torch.manual_seed(0)

@@ -225,6 +225,9 @@ print(tvm.get_global_func("runtime.NumThreads")(), os.sched_getaffinity(0) == al
 """
 
 
+@pytest.mark.longer_cases(
+    "-none", "cores.", "threads.", why="a process of TVM each; no limit and a list of them stay"
+)
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs affinities")
 @pytest.mark.parametrize(
     ("before", "limit", "count"),

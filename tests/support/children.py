@@ -10,6 +10,7 @@ all under coverage, which follows no fork of a process that it has not begun.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import runpy
@@ -73,9 +74,19 @@ def _run(
             child.kill()
             child.join()
             raise subprocess.TimeoutExpired([*what, *args], timeout)
+        with contextlib.suppress(OSError, ValueError):  # it ended in another way
+            _forked[0] += float(Path(folder, "seconds").read_text())
         return subprocess.CompletedProcess(
             [*what, *args], child.exitcode, out.read_text(), err.read_text()
         )
+
+
+_forked = [0.0]  # seconds of a processor that children of the server have taken
+
+
+def processor_seconds() -> float:
+    """Of this process and its children, as far as they have ended; a killed one's are not known."""
+    return sum(os.times()[:4]) + _forked[0]
 
 
 def python_path(cwd: Path) -> str:
@@ -114,6 +125,7 @@ def _child(
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()
+    out.with_name("seconds").write_text(str(sum(os.times()[:4])))
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(code or 0)

@@ -1,13 +1,15 @@
-"""CPUs without LLVM's optimizations: half of what compiling a test's module takes.
+"""What tests do without because it takes its time and is not what they look at.
 
-For tests of what is computed.  How it is compiled for users is what tests of kernels and of
-pipelines see, and the generator `targets`.
+LLVM's optimizations are half of what compiling a test's module takes; how programs are compiled for
+users is what tests of kernels and of pipelines see, and the generator `targets`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from tvm.target import Target
 from relay_wgrad.building import program
 
 FAST = Target({"kind": "llvm", "opt-level": 0})
+_NEAR = 4  # frames whose lines TVM's parser may read: its own, a class, and what has that
 
 
 @contextmanager
@@ -32,4 +35,28 @@ def unoptimized_programs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(program, "objects", quick)
+        yield
+
+
+@contextmanager
+def shallow_stacks() -> Iterator[None]:
+    """While inside, lists of frames have the source lines of the nearest ones alone.
+
+    TVM's parser of scripts asks for all frames, of which pytest has sixty; for each that is of no
+    file, as the importer's are, Python looks through all modules.
+    """
+
+    def frames(frame: FrameType | None, context: int = 1) -> list[inspect.FrameInfo]:
+        found: list[inspect.FrameInfo] = []
+        while frame:
+            code = frame.f_code
+            near: Any = (code.co_filename, frame.f_lineno, code.co_name, None, None)
+            if len(found) < _NEAR:
+                near = inspect.getframeinfo(frame, context)
+            found.append(inspect.FrameInfo(frame, *near))
+            frame = frame.f_back
+        return found
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(inspect, "getouterframes", frames)
         yield

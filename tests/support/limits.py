@@ -10,7 +10,6 @@ import io
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from tvm import relax
 from tvm.script import relax as R
 
 import relay_wgrad.torch as rt
-from byoc_cudnn import partition, partition_for_cudnn, partition_for_cutlass
+from byoc_cudnn import partition_for_cudnn, partition_for_cutlass
 from relay_wgrad import check_tvm, relay
 from relay_wgrad.cli import main
 from relay_wgrad.frontend import from_onnx, from_torch
@@ -32,6 +31,9 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.data import Data
 
+from .exchange_limits import PROBES as EXCHANGE
+from .offload_limits import PROBES as OFFLOAD
+from .offload_limits import reasons, relax_conv
 from .relay.limits import PROBES as RELAY
 from .relay.limits import recursion, typed
 
@@ -39,7 +41,6 @@ README = "README.md"
 CLI = "docs/reference/cli.md"
 TORCH = "docs/howto/torch.md"
 TRAINING = "docs/howto/training.md"
-CUTLASS = "docs/howto/cutlass.md"
 OPERATORS = "docs/reference/operators.md"
 
 
@@ -236,18 +237,6 @@ def command(*words: str) -> str:
     return said.getvalue() if code == 2 else ""
 
 
-def relax_conv(dtype: str, rank: int = 2, total: bool = False, batch: int = 2) -> Any:
-    x = relax.Var("x", R.Tensor((batch, 8) + (6,) * rank, dtype))
-    w = relax.Var("w", R.Tensor((8, 8) + (3,) * rank, dtype))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x, w]):
-        with builder.dataflow():
-            y = builder.emit((relax.op.nn.conv3d if rank == 3 else relax.op.nn.conv2d)(x, w))
-            result = builder.emit_output(relax.op.sum(y) if total else y)
-        builder.emit_func_output(result)
-    return builder.get()
-
-
 def _negative_size() -> Any:
     n = tvm.tirx.Var("n", "int64")
     x = relax.Var("x", R.Tensor((n,), "float32"))
@@ -259,22 +248,6 @@ def _negative_size() -> Any:
     made = tvm.compile(builder.get(), "llvm", relax_pipeline=cpu_pipeline())
     numbers = tvm.runtime.tensor(np.ones(2, "float32"))
     return relax.VirtualMachine(made, tvm.cpu())["main"](numbers)
-
-
-def _depthwise() -> str:
-    x = relax.Var("x", R.Tensor((2, 6, 6, 8), "float16"))
-    w = relax.Var("w", R.Tensor((8, 3, 3, 1), "float16"))
-    last = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x, w]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.nn.conv2d(x, w, groups=8, **last))
-        builder.emit_func_output(result)
-    return _reasons(partition_for_cutlass, builder.get())
-
-
-def _reasons(partition: Callable[..., Any], module: Any) -> str:
-    return str(partition(module)[1])
 
 
 def _groups() -> Any:
@@ -302,19 +275,16 @@ PROBES = [
     (README, "no virtual machine", "vm", lambda: relay.vm),
     (README, "recursion is not compiled", "recursion has no lowering", recursion),
     (README, "float64 convolutions are not offloaded", "float64",
-     lambda: _reasons(partition_for_cudnn, relax_conv("float64"))),
+     lambda: reasons(partition_for_cudnn, relax_conv("float64"))),
     (README, "Volumes (three dimensions) go to cuDNN alone", "three dimensions",
-     lambda: _reasons(partition_for_cutlass, relax_conv("float16", 3))),
+     lambda: reasons(partition_for_cutlass, relax_conv("float16", 3))),
     (README, "What is not supported is refused with operator, rule and both values",
      "groups", _groups),
-    (OPERATORS, "CUTLASS and `cuda_direct` refuse them", "the kernels here are of two",
-     lambda: _reasons(partial(partition, backends=("cuda_direct",)), relax_conv("float16", 3))),
     (OPERATORS, ("what stock TVM lets pass is refused: empty batches, negative padding, strides or "
      "dilation below 1"), "N must be positive, got N=0", lambda: relax_conv("float32", batch=0)),
     (OPERATORS, ("In our pipelines a tensor of a negative size is refused too, whatever made it. A "
      "convolution that cuDNN or CUTLASS takes is not compared: a negative size is refused"),
      "a tensor's size must be at least 0, got -1", _negative_size),
-    (CUTLASS, "Depthwise and others are refused", "a kernel for each group pays for", _depthwise),
     (CLI, ("this package refuses one that holds a pickle of anything but tensors, a member that is "
      "none of a program's"), "run.so", _program_with_a_library),
     (CLI, "All else is refused by name, with what to do where there is something: masks as indices",
@@ -399,4 +369,9 @@ PROBES = [
     (TRAINING, "is refused before it is built", "expected 1 operand, got 2",
      lambda: onnx_graph(node("Relu", ["x", "x"], ["y"]))),
 ]  # fmt: skip
-LIMITS = [Limit(*row) for row in (*PROBES, *RELAY)]
+LIMITS = [Limit(*row) for row in (*PROBES, *OFFLOAD, *EXCHANGE, *RELAY)]
+ELSEWHERE = {
+    ("docs/howto/byoc.md", "Tensors whose shapes do not fit each other are refused"):
+        "tests/byoc_cudnn/backends/cudnn/test_cudnn_library.py::test_shapes_are_checked",
+}  # fmt: skip
+"""(page, what it says) -> the test of it, where a probe would have to compile a library."""

@@ -154,6 +154,7 @@ def counts_and_gives(x: Any, w: Any, count: Any) -> Any:
 COUNTING = (counts_alone, counts_and_reads, counts_by_what_is_read, counts_twice, counts_and_gives)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
 @pytest.mark.parametrize("function", COUNTING, ids=lambda f: f.__name__)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

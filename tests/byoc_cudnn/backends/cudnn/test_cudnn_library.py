@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import tvm_ffi
 
 from byoc_cudnn.backends.cudnn import loaded as cudnn_library
 from byoc_cudnn.backends.cudnn.check import Options
@@ -154,7 +156,48 @@ def test_the_text_alone_does_not_tell_convolutions_apart(real: tuple[Setting, An
             real[1][CONVOLUTION](*changed)(*tensors)
 
 
+class _OnADevice:
+    """A tensor that says that it is on a CUDA device, for what is found before memory is read."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.made = tensor.__dlpack__()
+        self.keep = tensor
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        # struct DLTensor: the data's address, then the device's type.
+        place = pointer(self.made, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
+        ctypes.c_int32.from_address(place).value = 2
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.made
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
 KINDS = pytest.mark.parametrize("kind", ConvKind)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"n": 3}, "N=3"), ({"h": 12}, "H=12"), ({"c": 10}, "C=10"), ({"k": 18}, "K=18"),
+    ],
+)  # fmt: skip
+def test_shapes_are_checked(
+    kind: ConvKind, changed: dict[str, int], says: str, real: tuple[Setting, Any]
+) -> None:
+    """One tensor of another problem: all sizes are in the error, with what was expected."""
+    problem = replace(PROBLEM, kind=kind)
+    function = real[1][CONVOLUTION](*arguments(problem, Options()))
+    role = "weight" if "k" in changed else "data"
+    shapes = {each: problem.shape(each) for each in problem.roles}
+    shapes[role] = replace(problem, **changed).shape(role)
+    tensors = [tvm_ffi.from_dlpack(_OnADevice(torch.zeros(shapes[each]))) for each in problem.roles]
+    message = f"^{problem.repro()}: shapes that do not fit each other: .*{says}.*expected P="
+    with pytest.raises(ValueError, match=message):
+        function(*tensors)
 
 
 @KINDS
