@@ -117,6 +117,8 @@ def test_foreign_packages() -> None:
         allowed = STDLIB | ALLOWED[path.relative_to(ROOT).parts[0]]
         if path.parent == ROOT / "relay_wgrad" / "torch" or path in DISTRIBUTED:
             allowed = allowed | {"torch"}  # an extra, which nothing else needs
+        if path.parent == ROOT / "relay_wgrad" / "jax":
+            allowed = allowed | {"jax", "jax_tvm_ffi"}  # so too
         foreign = {name.split(".")[0] for name in imports(path)} - allowed
         assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
 
@@ -251,6 +253,7 @@ SWITCHES = {
     "relay_wgrad/ambient.py",  # how many threads are out of `parametrize.cached`
     "relay_wgrad/registry.py",  # whether it is registered
     "relay_wgrad/threads.py",  # what a child of fork begins anew
+    "relay_wgrad/jax/choice.py",  # set_measured
     "relay_wgrad/torch/cuda_kernels.py",  # set_backends
     "relay_wgrad/torch/kernels.py",  # allow_winograd; who listens which kernels ran
     "relay_wgrad/torch/ops.py",  # no_weight_gradients
@@ -363,6 +366,7 @@ NAMING = {
     "byoc_cudnn/partition.py",  # partition_for_cudnn, partition_for_cutlass: public
     "byoc_cudnn/building/components.py",  # a component of the toolchain: cuDNN's headers
     "relay_wgrad/cli/emit.py",  # programs of cuDNN alone
+    "relay_wgrad/jax/targets.py",  # JAX's convolutions on CUDA are cuDNN's
     "relay_wgrad/torch/cuda_kernels.py",  # PyTorch's functions on CUDA are cuDNN's
     "relay_wgrad/conventions/__init__.py",  # cuDNN's words for a problem, which no backend needs
 }

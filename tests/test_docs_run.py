@@ -21,7 +21,7 @@ PAGES = [
     "first_steps.md",
     "explanation/layout.md", "explanation/raising.md", "explanation/transposed.md",
     "howto/byoc.md", "howto/evaluate.md", "howto/export.md", "howto/from_anywhere.md",
-    "howto/refused.md", "howto/relay.md", "howto/several_gpus.md",
+    "howto/jax.md", "howto/refused.md", "howto/relay.md", "howto/several_gpus.md",
     "reference/dialects.md", "reference/relay_api.md", "reference/relay_layouts.md",
     "reference/relay_partition.md", "reference/relay_passes.md",
 ]  # fmt: skip

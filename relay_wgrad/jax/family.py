@@ -1,0 +1,134 @@
+"""A convolution of `lax`'s as the member of the family that it is, in its own layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from ..frontend.stablehlo.roles import Convolution, Reading, readings
+from ..layouts import ACTIVATIONS
+from ..problem import DTYPE_BYTES, SIZE_BOUND
+from .primitive import convolution
+from .records import Options, told
+
+
+def of_equation(lhs: Any, rhs: Any, out: Any, params: dict[str, Any], known: Sequence[bool]) -> Any:
+    """The result of `lax`'s primitive of these parameters, or None where it stays `lax`'s.
+
+    out : what the result is like: shape and dtype.
+    known : whether lhs and rhs are arguments of the program.
+    """
+    conv = _read(lhs, rhs, out, params)
+    if reason := _reason(conv, params):
+        told("", reason)
+        return None
+    lifted = conv.lifted()
+    best = max(readings(lifted), key=lambda r: r.likely(known) - 2.0 * r.cost(), default=None)
+    if best is None:
+        told("", "no element of lhs meets a tap: the result is zero")
+        return None
+    sizes = (*best.problem.canonical_shape("data"), *best.problem.canonical_shape("weight"))
+    if max(sizes) >= SIZE_BOUND:
+        told("", "a size is 2**31 or more")
+        return None
+    told(best.problem.repro())
+    return _computed(lifted, best, lhs, rhs, _options(params)).reshape(out.shape)
+
+
+def _options(params: dict[str, Any]) -> Options:
+    precision = params["precision"]
+    asked = precision if isinstance(precision, tuple) else (precision,)
+    return Options(not any(str(p).endswith("HIGHEST") for p in asked))
+
+
+def _read(lhs: Any, rhs: Any, out: Any, params: dict[str, Any]) -> Convolution:
+    numbers = params["dimension_numbers"]
+
+    def letters(spec: Sequence[int], first: str, second: str) -> str:
+        at = {spec[0]: first, spec[1]: second} | {a: str(i) for i, a in enumerate(spec[2:])}
+        return "".join(at[axis] for axis in range(len(spec)))
+
+    rank = len(params["window_strides"])
+    return Convolution(
+        (lhs.shape, rhs.shape, out.shape),
+        (
+            letters(numbers.lhs_spec, "b", "f"), letters(numbers.rhs_spec, "o", "f"),
+            letters(numbers.out_spec, "b", "o"),
+        ),
+        params["window_strides"], tuple(low for low, _ in params["padding"]),
+        params["lhs_dilation"], params["rhs_dilation"], (False,) * rank,
+        params["feature_group_count"], params["batch_group_count"],
+        (str(lhs.dtype), str(rhs.dtype), str(out.dtype)),
+    )  # fmt: skip
+
+
+def _reason(conv: Convolution, params: dict[str, Any]) -> str:
+    """Why a convolution stays `lax`'s, or ""."""
+    if wrong := [dtype for dtype in conv.dtypes if dtype not in DTYPE_BYTES]:
+        return f"of {wrong[0]}"
+    if len({*conv.dtypes}) > 1:
+        return f"of {conv.dtypes[0]} and {conv.dtypes[1]}, summed as {conv.dtypes[2]}"
+    if conv.rank > max(ACTIVATIONS):
+        return f"of {conv.rank} axes of pixels"
+    if any(not isinstance(size, int) for shape in conv.shapes for size in shape):
+        return "of symbolic sizes"
+    if any(0 in shape for shape in conv.shapes):
+        return "of no elements"
+    if params.get("out_sharding") is not None:
+        return "out_sharding is given"
+    if find_spec("jax_tvm_ffi") is None:
+        return "the package jax-tvm-ffi is not installed: pip install 'relay-wgrad[jax]'"
+    return ""
+
+
+def _computed(conv: Convolution, reading: Reading, lhs: Any, rhs: Any, options: Options) -> Any:
+    p, tensors = reading.problem, {}
+    cropped = any(map(any, reading.crop))
+    for i, (x, role) in enumerate(zip((lhs, rhs), reading.roles, strict=False)):
+        x = x.reshape(conv.shapes[i])
+        if i == 0 and reading.spread:
+            inner = dict(zip(map(str, range(conv.rank)), conv.lhs_dilation, strict=True))
+            x = lax.pad(
+                x, jnp.zeros((), x.dtype), [(0, 0, inner.get(a, 1) - 1) for a in conv.numbers[0]]
+            )
+        numbers, move = conv.numbers[i], reading.moves[i]
+        if move is not None:
+            x = _regrouped(x, numbers, move, p.groups)
+        if reading.flips[i]:
+            x = lax.rev(x, [numbers.index(str(axis)) for axis in reading.flips[i]])
+        if role == "data" and cropped:
+            low, high = _ends(numbers, reading)
+            ends = zip(x.shape, high, strict=True)
+            x = lax.slice(x, low, [size - after for size, after in ends])
+        tensors[role] = x
+    made = convolution(tensors[p.roles[0]], tensors[p.roles[1]], p, options)
+    numbers, move = conv.numbers[2], reading.moves[2]
+    if reading.roles[2] == "data" and cropped:
+        low, high = _ends(numbers, reading)
+        made = jnp.pad(made, list(zip(low, high, strict=True)))
+    if reading.flips[2]:
+        made = lax.rev(made, [numbers.index(str(axis)) for axis in reading.flips[2]])
+    return made if move is None else _regrouped(made, numbers, (move[1], move[0]), p.groups)
+
+
+def _ends(numbers: str, reading: Reading) -> tuple[list[int], list[int]]:
+    """What of data no tap reaches, before and after, by its axes."""
+    low, high = [0] * len(numbers), [0] * len(numbers)
+    for axis, (before, after) in enumerate(reading.crop):
+        at = numbers.index(str(axis))
+        low[at], high[at] = before, after
+    return low, high
+
+
+def _regrouped(x: Any, numbers: str, move: tuple[str, str], groups: int) -> Any:
+    """The groups, which lead in one axis, as what leads in another."""
+    here, there = (numbers.index(letter) for letter in move)
+    shape = list(x.shape)
+    apart = x.reshape(*shape[:here], groups, shape[here] // groups, *shape[here + 1 :])
+    shape[here] //= groups
+    shape[there] *= groups
+    return jnp.moveaxis(apart, here, there).reshape(shape)

@@ -1,0 +1,155 @@
+"""A convolution of the family as a primitive of JAX: a member of a trilinear form, by its problem.
+
+Both operands are arrays in the problem's own layouts.  The form's other two members are its
+transposes, so derivatives of every order are of this primitive again; `vmap` folds its axis into
+the images, the channels or the groups; where a mesh shards the images each device runs its share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+from ..problem import ROLES, ConvProblem
+from . import foreign, sharding
+from .records import Options
+
+convolution_p = core.Primitive("relay_wgrad_convolution")
+OF_RESULT = {roles[2]: kind for kind, roles in ROLES.items()}
+
+
+def convolution(first: Any, second: Any, problem: ConvProblem, options: Options) -> Any:
+    """The problem's result, of its two operands in their layouts.
+
+    Raises TypeError for operands of other shapes or dtypes.
+    """
+    return convolution_p.bind(*sharding.alike(first, second), problem=problem, options=options)
+
+
+@convolution_p.def_abstract_eval
+def _abstract(first: Any, second: Any, *, problem: ConvProblem, options: Options) -> Any:
+    for given, role in zip((first, second), problem.roles, strict=False):
+        shape, dtype = problem.shape(role), problem.dtype(role)
+        if (given.shape, str(given.dtype)) != (shape, dtype):
+            raise TypeError(
+                f"{problem.kind.value}: {role} must be {dtype}{list(shape)}, got"
+                f" {given.dtype}{list(given.shape)}"
+            )
+    role = problem.roles[2]
+    made = {"shape": problem.shape(role), "dtype": jnp.dtype(problem.dtype(role))}
+    # Within `shard_map` it varies over the axes that the operands do.
+    return first.update(**made, weak_type=False)
+
+
+@lru_cache(maxsize=1024)
+def _jitted(problem: ConvProblem, options: Options) -> Any:
+    return jax.jit(partial(convolution_p.bind, problem=problem, options=options))
+
+
+@convolution_p.def_impl
+def _run(first: Any, second: Any, *, problem: ConvProblem, options: Options) -> Any:
+    return _jitted(problem, options)(first, second)
+
+
+# ---- derivatives ---------------------------------------------------------------------------------
+
+
+def _transposed(
+    index: int, cotangent: Any, first: Any, second: Any, *, problem: ConvProblem, options: Options
+) -> Any:
+    """By the operand at `index`: the form's member whose result has that operand's role."""
+    known = {problem.roles[2]: cotangent, problem.roles[1 - index]: (second, first)[index]}
+    other = problem.with_kind(OF_RESULT[problem.roles[index]])
+    return convolution(known[other.roles[0]], known[other.roles[1]], other, options)
+
+
+ad.defbilinear(convolution_p, partial(_transposed, 0), partial(_transposed, 1))
+
+
+# ---- vmap ----------------------------------------------------------------------------------------
+
+# The size that two tensors of the form share, and each one's letter for it; channels are cut at
+# their groups, but for a weight's input channels, which are those of one group.
+_SHARED = {
+    frozenset(("data", "grad")): ("n", {"data": "N", "grad": "N"}),
+    frozenset(("weight", "grad")): ("k", {"weight": "O", "grad": "C"}),
+    frozenset(("data", "weight")): ("c", {"data": "C", "weight": "I"}),
+}
+GROUPED = {"data": "C", "weight": "O", "grad": "C"}
+
+
+def _folded(x: Any, axis: int, letter: str, layout: str, groups: int) -> Any:
+    """The batch at `axis` before or, of `groups`, within each group of the axis of this letter."""
+    at = layout.index(letter)
+    x = jnp.moveaxis(x, axis, at)
+    if groups > 1:
+        count, size = x.shape[at], x.shape[at + 1]
+        apart = x.reshape(*x.shape[: at + 1], groups, size // groups, *x.shape[at + 2 :])
+        x = jnp.moveaxis(apart, at, at + 1)
+        return x.reshape(*x.shape[:at], count * size, *x.shape[at + 3 :])
+    return x.reshape(*x.shape[:at], -1, *x.shape[at + 2 :])
+
+
+def _unfolded(x: Any, count: int, letter: str, layout: str, groups: int) -> Any:
+    """What `_folded` makes, apart again: the batch comes first."""
+    at = layout.index(letter)
+    size = x.shape[at] // (count * groups)
+    apart = x.reshape(*x.shape[:at], groups, count, size, *x.shape[at + 1 :])
+    apart = jnp.moveaxis(apart, at + 1, 0)
+    return apart.reshape(count, *x.shape[:at], groups * size, *x.shape[at + 1 :])
+
+
+def _batched(
+    operands: Any, axes: Any, *, problem: ConvProblem, options: Options
+) -> tuple[Any, int]:
+    given = dict(zip(problem.roles, zip(operands, axes, strict=True), strict=False))
+    mapped = [role for role, (_, axis) in given.items() if axis is not None]
+    count = next(given[role][0].shape[given[role][1]] for role in mapped)
+    result, groups = problem.roles[2], problem.groups
+    if len(mapped) == 1:
+        name, letters = _SHARED[frozenset((mapped[0], result))]
+        wider = replace(problem, **{name: getattr(problem, name) * count})
+        cut = {role: groups if GROUPED[role] == letter else 1 for role, letter in letters.items()}
+    else:  # each of the batch has groups of its own, all of one before those of the next
+        wider = replace(problem, groups=groups * count, c=problem.c * count, k=problem.k * count)
+        letters, cut = GROUPED, dict.fromkeys(GROUPED, 1)
+    folded = [
+        x if axis is None else _folded(x, axis, letters[role], problem.layout(role), cut[role])
+        for role, (x, axis) in given.items()
+    ]
+    first, second = folded
+    made = convolution(first, second, wider, options)
+    return _unfolded(made, count, letters[result], problem.layout(result), cut[result]), 0
+
+
+batching.primitive_batchers[convolution_p] = _batched
+
+
+# ---- XLA -----------------------------------------------------------------------------------------
+
+
+def _lowered(
+    platform: str, ctx: Any, *operands: Any, problem: ConvProblem, options: Options
+) -> Any:
+    built = partial(foreign.call, options=options, platform=platform)
+    is_shared = sharding.is_shared(ctx.module_context.axis_context)
+    run = sharding.over_images(problem, built) if is_shared else built(problem)
+    return mlir.lower_fun(run, multiple_results=False)(ctx, *operands)
+
+
+for _platform in foreign.PLATFORMS:
+    mlir.register_lowering(convolution_p, partial(_lowered, _platform), platform=_platform)
+
+
+def _by_lax(ctx: Any, *operands: Any, problem: ConvProblem, options: Options) -> Any:
+    return mlir.lower_fun(foreign.by_lax(problem), multiple_results=False)(ctx, *operands)
+
+
+mlir.register_lowering(convolution_p, _by_lax)  # of other platforms
+sharding.ask_for_devices(convolution_p)

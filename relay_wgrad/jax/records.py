@@ -1,0 +1,45 @@
+"""What is asked of a convolution of JAX's, and what became of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Options(NamedTuple):
+    """allow_tf32 : whether float32's products may be of TF32 on CUDA."""
+
+    allow_tf32: bool = True
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of a convolution: its problem as text, or why it is `lax`'s."""
+
+    problem: str
+    reason: str = ""
+
+
+class _Records(threading.local):
+    kept: list[Record] | None = None
+
+
+_records = _Records()
+
+
+@contextmanager
+def recorded() -> Iterator[list[Record]]:
+    """Within it, what became of each convolution that this thread traces."""
+    before, _records.kept = _records.kept, []
+    try:
+        yield _records.kept
+    finally:
+        _records.kept = before
+
+
+def told(problem: str, reason: str = "") -> None:
+    if _records.kept is not None:
+        _records.kept.append(Record(problem, reason))

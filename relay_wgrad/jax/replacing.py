@@ -1,0 +1,118 @@
+"""A traced function of JAX with this package's convolutions in the places of `lax`'s.
+
+Loops, branches and functions within are rewritten with it.  What stays: the derivative rules of
+`custom_jvp` and `custom_vjp`, and bodies of `shard_map`, which only JAX can trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from .family import of_equation
+from .records import told
+
+_CONVOLUTION = "conv_general_dilated"
+_UNTRACED = ("shard_map",)
+
+
+def replaced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)` so.  Leaves that are no arrays are the function's as they are."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+    others: list[Any] = []
+    trees: list[Any] = []
+
+    def of_arrays(*arrays: Any) -> list[Any]:
+        given = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            given[place] = array
+        args, kwargs = jax.tree.unflatten(tree, given)
+        results, out_tree = jax.tree.flatten(function(*args, **kwargs))
+        trees.append(out_tree)
+        are_arrays = [isinstance(x, jax.Array) for x in results]
+        others.extend(
+            None if is_array else x for x, is_array in zip(results, are_arrays, strict=True)
+        )
+        return [x for x, is_array in zip(results, are_arrays, strict=True) if is_array]
+
+    arrays = [leaves[place] for place in places]
+    traced = jax.make_jaxpr(of_arrays)(*arrays)
+    made = iter(evaluate(traced, arrays, [True] * len(arrays)))
+    return jax.tree.unflatten(trees[0], [next(made) if x is None else x for x in others])
+
+
+def evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], known: Sequence[bool]) -> list[Any]:
+    """The program's results.  known : of each argument, whether it is one of the whole's."""
+    jaxpr = closed.jaxpr
+    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    values |= dict(zip(jaxpr.invars, args, strict=True))
+    arguments = {v for v, is_one in zip(jaxpr.invars, known, strict=True) if is_one}
+    arguments |= {*jaxpr.constvars}
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        given = [read(atom) for atom in eqn.invars]
+        are_known = [not isinstance(x, core.Literal) and x in arguments for x in eqn.invars]
+        made = None
+        if eqn.primitive.name == _CONVOLUTION:
+            lhs, rhs = given
+            made = of_equation(lhs, rhs, eqn.outvars[0].aval, eqn.params, are_known)
+        if made is None:
+            bound = eqn.primitive.get_bind_params(_params(eqn, are_known))
+            functions, params = bound if isinstance(bound, tuple) else ((), bound)  # older JAX
+            made = eqn.primitive.bind(*functions, *given, **params)
+        results = made if eqn.primitive.multiple_results else [made]
+        values |= dict(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _params(eqn: Any, known: Sequence[bool]) -> dict[str, Any]:
+    """An equation's parameters, with the programs among them rewritten."""
+    if not any(map(_has_convolution, _programs(eqn.params))):
+        return dict(eqn.params)
+    if eqn.primitive.name in _UNTRACED:
+        told("", f"within {eqn.primitive.name}")
+        return dict(eqn.params)
+    return {name: _rewritten(value, known) for name, value in eqn.params.items()}
+
+
+def _rewritten(value: Any, known: Sequence[bool]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_rewritten(item, known) for item in value)
+    if isinstance(value, core.Jaxpr):
+        made = _rewritten(core.ClosedJaxpr(value, ()), known)
+        if made.consts:
+            told("", "within a program that can hold no constants")
+            return value
+        return made.jaxpr
+    if not isinstance(value, core.ClosedJaxpr) or not _has_convolution(value.jaxpr):
+        return value
+    inner = value.jaxpr.invars
+    of_each = known if len(known) == len(inner) else [False] * len(inner)
+    given = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in inner
+    ]
+    return jax.make_jaxpr(lambda *args: evaluate(value, args, of_each))(*given)
+
+
+def _programs(value: Any) -> list[core.Jaxpr]:
+    if isinstance(value, core.ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, core.Jaxpr):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+    return [program for item in items for program in _programs(item)]
+
+
+def _has_convolution(jaxpr: core.Jaxpr) -> bool:
+    return any(
+        eqn.primitive.name == _CONVOLUTION or any(map(_has_convolution, _programs(eqn.params)))
+        for eqn in jaxpr.eqns
+    )

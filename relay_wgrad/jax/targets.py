@@ -1,0 +1,144 @@
+"""Kernels as XLA's foreign functions: one target for each problem of a process, by its digest.
+
+A kernel is built when JAX lowers the call, so that nothing is compiled or tuned while a program
+runs.  On CPUs XLA calls from threads of its own pool, of which TVM would make a pool of workers
+each: `threads.run` hands the work to those that stay.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+import jax
+import tvm
+import tvm_ffi
+
+from .. import threads
+from ..problem import ConvProblem
+from ..registry import is_registered, register
+from .records import Options
+
+PLATFORMS = ("cpu", "cuda")
+_COMPARED = ("cuda_direct",)  # with cuDNN, where both take a problem
+SERIAL_FLOP = 4_000_000
+"""Smaller problems run in one thread: waking others takes some 20 us."""
+_FFI_PLATFORM = {"cpu": "cpu", "cuda": "gpu"}
+
+
+class UnsupportedError(ValueError):
+    """No kernel of this package takes a problem on a platform."""
+
+
+_lock = threading.RLock()
+_named: dict[Any, str] = {}
+
+
+def named(problem: ConvProblem, options: Options, platform: str) -> str:
+    """The target's name, of a kernel that is built and registered.
+
+    Raises ModuleNotFoundError without jax-tvm-ffi.
+    """
+    key = (problem, options if platform == "cuda" else None, platform)
+    with _lock:
+        if key not in _named:
+            if not is_registered():
+                register()
+            import jax_tvm_ffi
+
+            text = f"{problem.repro()} {key[1]} {platform}"
+            name = f"relay_wgrad.{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+            kernel = _cpu(problem) if platform == "cpu" else _cuda(problem, options)
+            jax_tvm_ffi.register_ffi_target(name, kernel, platform=_FFI_PLATFORM[platform])
+            _named[key] = name
+        return _named[key]
+
+
+def _cpu(problem: ConvProblem) -> tvm_ffi.Function:
+    from legalize import cpu
+
+    from ..building.disk_cache import DiskCache
+    from ..building.program import compiled_functions
+
+    serial = problem.flop < SERIAL_FLOP
+    target = cpu.host_target(1 if serial else None, allow_winograd=False)
+    module = tvm.IRModule({"main": cpu.prim_func(problem, target)})
+    kernel = compiled_functions(module, target, DiskCache())["main"]
+    if serial:
+        return tvm_ffi.convert(kernel)
+
+    def called(first: Any, second: Any, out: Any) -> None:
+        with _ending.call():
+            threads.run(kernel, first, second, out)
+
+    return tvm_ffi.convert(called)
+
+
+class _Ending:
+    """A process that ends waits for the programs that it has begun.
+
+    JAX returns before a program has run, and a thread of XLA's that calls Python when Python is
+    gone is taken away within C++, which ends in `std::terminate`.  JAX does not say which programs
+    run: results that somebody has are waited for, then until no call has begun for a while.
+    """
+
+    QUIET, MOST = 0.1, 5.0  # seconds
+
+    def __init__(self) -> None:
+        self._lock, self._count, self._last = threading.Lock(), 0, 0.0
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        with self._lock:
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+                self._last = time.monotonic()
+
+    def wait(self) -> None:
+        if not self._last and not self._count:
+            return
+        with suppress(Exception):  # of a program that failed
+            jax.block_until_ready(jax.live_arrays())
+        until = time.monotonic() + self.MOST
+        while time.monotonic() < until:
+            with self._lock:
+                if not self._count and time.monotonic() - self._last > self.QUIET:
+                    return
+            time.sleep(0.01)
+
+
+_ending = _Ending()
+atexit.register(_ending.wait)
+
+
+def _cuda(problem: ConvProblem, options: Options) -> tvm_ffi.Function:
+    """cuDNN's, or that of another backend which is faster on this GPU, as measured once."""
+    from byoc_cudnn.backends.cudnn import check as cudnn
+    from byoc_cudnn.backends.cudnn.loaded import convolution
+    from byoc_cudnn.building import toolchain
+    from byoc_cudnn.tuning import single_convolution
+
+    found = toolchain.find()
+    if lacking := found.missing():
+        raise UnsupportedError(f"a build for cuDNN needs {lacking}")
+    if not (decision := cudnn.check(problem, "")):
+        raise UnsupportedError(decision.reason)
+    made = cudnn.Options(benchmark=True, allow_tf32=options.allow_tf32)
+    base = single_convolution.Base(cudnn.NAME, asdict(made), convolution(problem, made))
+    given = {"deterministic": made.deterministic, "allow_tf32": made.allow_tf32}
+    chosen = single_convolution.choose(problem, base, dict.fromkeys(_COMPARED, given), 0)
+    device = tvm.cuda(0)  # its plan is found, and its workspace made, before a program runs
+    tensors = [tvm.runtime.empty(problem.shape(r), problem.dtype(r), device) for r in problem.roles]
+    chosen.call(*tensors)
+    device.sync()
+    return tvm_ffi.convert(chosen.call)

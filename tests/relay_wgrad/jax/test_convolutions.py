@@ -1,0 +1,281 @@
+"""`lax`'s convolutions by this package inside `jax.jit`; numbers of all shapes are the generator's
+(`tests.fuzz.jax_convolutions`)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from jax import lax  # noqa: E402
+from jax import numpy as jnp  # noqa: E402
+
+import relay_wgrad.jax as rj  # noqa: E402
+from relay_wgrad.jax import choice, foreign  # noqa: E402
+from relay_wgrad.problem import ConvKind, ConvProblem  # noqa: E402
+from tests.support.children import run_code  # noqa: E402
+from tests.support.problems import random_operands, relative_error, torch_reference  # noqa: E402
+
+RNG = np.random.default_rng(0)
+X, W = RNG.standard_normal((4, 6, 9, 8)), RNG.standard_normal((5, 6, 3, 3))
+
+
+def error(got: Any, want: Any) -> float:
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    return float(jnp.linalg.norm(jnp.ravel(got - want)) / jnp.linalg.norm(jnp.ravel(want)))
+
+
+def test_loops_branches_and_functions_within_are_rewritten() -> None:
+    @jax.checkpoint
+    def block(x: Any, w: Any) -> Any:
+        return jnp.tanh(lax.conv_general_dilated(x, w, (1, 1), "SAME"))
+
+    def network(x: Any, weights: Any, scale: float = 2.0) -> Any:
+        x, _ = lax.scan(lambda x, w: (block(x, w), None), x, weights)
+        x = lax.cond(
+            x.sum() > 0, lambda x: lax.conv(x, weights[0], (1, 1), "SAME"), lambda x: x * scale, x
+        )
+        x = lax.fori_loop(0, 2, lambda i, x: lax.conv(x, weights[1], (1, 1), "SAME"), x)
+        return (jax.jit(lambda x: lax.conv(x, weights[1], (2, 2), "VALID"))(x) ** 2).sum()
+
+    weights = RNG.standard_normal((3, 6, 6, 3, 3)) * 0.1
+    want = jax.value_and_grad(network, 1)(X, weights)
+    with rj.recorded() as records:
+        got = jax.jit(rj.optimize(jax.value_and_grad(network, 1)))(X, weights)
+    assert len(records) > 8
+    assert [record.reason for record in records if record.reason] == []
+    for found in (got[1], jax.jit(jax.grad(rj.optimize(network), 1))(X, weights)):
+        assert error(found, want[1]) < 1e-12
+    each = [
+        jax.vmap(jax.grad(f, 1), (0, None))(X[:, None], weights)
+        for f in (rj.optimize(network), network)
+    ]
+    assert error(*each) < 1e-12
+
+
+def test_what_is_no_array_stays_as_it_is() -> None:
+    def f(x: Any, w: Any, *, act: Any, train: bool, name: str) -> Any:
+        assert train is True
+        y = act(lax.conv(x, w, (1, 1), "SAME"))
+        return {"y": y, "name": name, "none": None}
+
+    found = rj.optimize(f)(X, W, act=jnp.sin, train=True, name="a")
+    assert (found["name"], found["none"]) == ("a", None)
+    assert error(found["y"], f(X, W, act=jnp.sin, train=True, name="a")["y"]) < 1e-12
+    assert rj.optimize(f).__name__ == "f"
+
+
+def test_derivative_rules_of_the_user_stay_and_shard_map_is_told() -> None:
+    @jax.custom_vjp
+    def twice(x: Any, w: Any) -> Any:
+        return 2 * lax.conv(x, w, (1, 1), "SAME")
+
+    twice.defvjp(
+        lambda x, w: (twice(x, w), (x, w)),
+        lambda kept, g: (g.sum() * jnp.ones_like(kept[0]), jnp.zeros_like(kept[1])),
+    )
+    f = rj.optimize(twice)
+    assert error(f(X, W), twice(X, W)) < 1e-12
+    assert float(jax.grad(lambda x: f(x, W).sum())(X)[0, 0, 0, 0]) == twice(X, W).size
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("b",))
+    spec = jax.sharding.PartitionSpec("b")
+    mapped = jax.shard_map(
+        lambda x: lax.conv(x, jnp.asarray(W), (1, 1), "SAME"), mesh=mesh, in_specs=spec,
+        out_specs=spec,
+    )  # fmt: skip
+    with rj.recorded() as records:
+        assert error(rj.optimize(mapped)(X), mapped(X)) < 1e-12
+    assert records == [rj.Record("", "within shard_map")]
+
+
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("line", [
+    "n=2 c=4 h=7 w=6 k=6 r=3 s=2 stride=2,1 pad=0,2,1,0 dil=1,2 groups=2 layout=NHWC/HWIO/NHWC",
+    "n=2 c=4 h=7 w=6 k=6 r=3 s=2 stride=2,1 pad=1,0,0,1 groups=2 layout=CNHW/IHOW/NCHW",
+    "n=1 c=2 d=4 h=5 w=6 k=3 t=2 r=3 s=1 stride=1,2,1 pad=1,0,0,0,1,0 layout=NDHWC/DHWIO/NDHWC",
+])  # fmt: skip
+def test_a_problem_by_lax_and_around_a_library(line: str, kind: ConvKind) -> None:
+    """What a platform without a kernel runs, and what CUDA has around cuDNN's kernel."""
+    problem = ConvProblem.parse(f"{kind.value} {line} dtype=f64/f64/f64")
+    operands = random_operands(problem, RNG)
+    want = torch_reference(problem, *operands)
+    inner = foreign.usual(problem)
+    assert inner.padding[: inner.rank] == inner.padding[inner.rank :]
+    assert {inner.data_layout, inner.grad_layout} <= {"NHWC", "NCHW", "NDHWC"}
+    given = [jnp.asarray(x) for x in operands]
+    for run in (foreign.by_lax(problem), foreign.around(problem, inner, foreign.by_lax(inner))):
+        assert relative_error(np.asarray(run(*given)), want) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_dtypes(dtype: str) -> None:
+    x, w = jnp.asarray(X, dtype), jnp.asarray(W, dtype)
+    with rj.recorded() as records:
+        got = jax.jit(jax.grad(lambda w: (rj.conv(x, w, (1, 1), "SAME") ** 2).sum().astype("f4")))(
+            w
+        )
+    want = jax.grad(lambda w: (lax.conv(x.astype("f8"), w, (1, 1), "SAME") ** 2).sum())(W)
+    assert got.dtype == dtype
+    assert (
+        error(got.astype("f8"), want) < {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6}[dtype]
+    )
+    assert not any(record.reason for record in records)
+
+
+def test_the_rest_is_laxs_and_says_why() -> None:
+    half = jnp.asarray(X, "bfloat16"), jnp.asarray(W, "bfloat16")
+    cases = {
+        "of int32": (lambda: rj.conv(jnp.asarray(X, int), jnp.asarray(W, int), (1, 1), "SAME")),
+        "of bfloat16 and bfloat16, summed as float32": (
+            lambda: rj.conv(*half, (1, 1), "SAME", preferred_element_type=jnp.float32)
+        ),
+        "of no elements": (lambda: rj.conv(jnp.zeros((0, 6, 9, 8)), W, (1, 1), "SAME")),
+        "of 4 axes of pixels": (
+            lambda: rj.conv(jnp.ones((1, 1, *[2] * 4)), jnp.ones([1] * 6), [1] * 4, "SAME")
+        ),
+    }  # fmt: skip
+    for reason, call in cases.items():
+        with rj.recorded() as records:
+            call()
+        assert [record.reason.replace("int64", "int32") for record in records] == [reason]
+
+
+def test_errors_are_laxs() -> None:
+    for function in (rj.conv_general_dilated, lax.conv_general_dilated):
+        with pytest.raises(ValueError, match="feature_group_count"):
+            function(X, W, (1, 1), "SAME", feature_group_count=4)
+    with pytest.raises(ValueError, match="platforms are cpu, cuda, got 'tpu'"):
+        rj.set_measured("tpu")
+
+
+def test_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is asked for, XLA's kernel is taken where it is faster; times are kept."""
+    x, w = jnp.asarray(X[:3]), jnp.asarray(W)
+    before = rj.set_measured("cpu")
+    try:
+        timed: list[choice.Times] = []
+        times = choice.times
+
+        def noted(*args: Any) -> Any:
+            found = times(*args)
+            timed.append(found)
+            return choice.Times(2.0, 1.0)
+
+        monkeypatch.setattr(choice, "times", noted)
+        with rj.recorded() as records:
+            got = jax.jit(lambda x, w: rj.conv(x, w, (1, 1), "SAME"))(x, w)
+        assert error(got, lax.conv(x, w, (1, 1), "SAME")) < 1e-12
+        assert "XLA's is faster: 1.000 ms, this package's 2.000" in records[1].reason
+        jax.clear_caches()
+        jax.jit(lambda x, w: rj.conv(x, w, (1, 1), "SAME"))(x, w)
+        assert timed[0] == timed[1]
+        assert min(timed[0]) > 0
+    finally:
+        rj.set_measured(*before)
+
+
+def test_many_threads() -> None:
+    step = jax.jit(jax.grad(lambda x, w: (rj.conv(x, w, (1, 1), "SAME") ** 2).sum(), (0, 1)))
+    x, w = RNG.standard_normal((8, 32, 28, 28)), RNG.standard_normal((32, 32, 3, 3))
+    want = jax.grad(lambda x, w: (lax.conv(x, w, (1, 1), "SAME") ** 2).sum(), (0, 1))(x, w)
+    wrong: list[float] = []
+
+    def work() -> None:
+        for _ in range(3):
+            found = step(x, w)
+            wrong.extend(
+                e for e in (error(a, b) for a, b in zip(found, want, strict=True)) if e > 1e-12
+            )
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    before = threading.active_count()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert threading.active_count() <= before + 2  # those that run kernels for all others
+
+
+_ENDS = """
+import numpy as np, jax, relay_wgrad.jax as rj
+x, w = (np.ones(s, "float32") for s in ((4, 64, 56, 56), (64, 64, 3, 3)))
+same = lambda x, w: rj.conv(x, w, (1, 1), "SAME")
+step = jax.jit(jax.grad(lambda x, w: same(same(x, w), w).sum()))
+jax.block_until_ready(step(x, w))
+for _ in range(3):
+    step(x, w)
+"""
+
+
+def test_a_process_ends_while_its_programs_run() -> None:
+    done = run_code(_ENDS)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+_SHARED = """
+import numpy as np, jax
+jax.config.update("jax_enable_x64", True)
+from jax import lax, numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import relay_wgrad.jax as rj
+
+mesh = Mesh(np.array(jax.devices()), ("b",))
+assert mesh.size == 2
+rng = np.random.default_rng(0)
+x, w = rng.standard_normal((4, 6, 9, 8)), rng.standard_normal((5, 6, 3, 3))
+xs, ws = (jax.device_put(a, NamedSharding(mesh, p)) for a, p in ((x, P("b")), (w, P())))
+
+def loss(conv):
+    return lambda x, w: jnp.sin(conv(x, w, (2, 1), "SAME")).sum()
+
+def near(got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        far, size = (float(jnp.linalg.norm(jnp.ravel(v))) for v in (a - b, b))
+        assert far <= 1e-12 * size
+
+want = jax.grad(loss(lax.conv), (0, 1))(x, w)
+step = jax.jit(jax.grad(loss(rj.conv), (0, 1)))
+text = step.lower(xs, ws).compile().as_text()
+assert "all-gather" not in text, "each device has its own images"
+assert "all-reduce" in text
+got = step(xs, ws)
+near(got, want)
+assert got[0].sharding.spec == P("b"), got[0].sharding
+odd = jax.device_put(x[:3], NamedSharding(mesh, P()))  # which the devices cannot share
+near(step(odd, ws), jax.grad(loss(lax.conv), (0, 1))(x[:3], w))
+mapped = jax.shard_map(
+    lambda x, w: lax.psum(loss(rj.conv)(x, w), "b"), mesh=mesh, in_specs=(P("b"), P()),
+    out_specs=P(),
+)
+near(jax.jit(jax.grad(mapped, (0, 1)))(xs, ws), want)
+print("shared")
+"""
+
+
+def test_images_that_two_devices_share() -> None:
+    done = run_code(_SHARED, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+    assert (done.returncode, done.stdout.strip()) == (0, "shared"), done.stderr[-3000:]
+
+
+@pytest.mark.longer("a thousand steps")
+def test_steps_need_no_more_memory() -> None:
+    import resource
+
+    step = jax.jit(jax.grad(lambda x, w: (rj.conv(x, w, (1, 1), "SAME") ** 2).sum(), (0, 1)))
+    x, w = RNG.standard_normal((8, 32, 28, 28)), RNG.standard_normal((32, 32, 3, 3))
+    sizes = []
+    for i in range(1000):
+        jax.block_until_ready(step(x, w))
+        if i in (200, 999):
+            sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert sizes[1] - sizes[0] < 20_000  # KiB
+
+
+def test_importing_this_imports_no_jax() -> None:
+    done = run_code("import sys, relay_wgrad.jax; print('jax' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
