@@ -152,7 +152,42 @@ def depthwise() -> list[str]:
     ]
 
 
-FIGURES = (cpu_layers, cpu_step, first_gradients, gpu_steps, cudnn_layers, depthwise)
+def volumes() -> list[str]:
+    facts, (row,) = read("gpu_volumes_h200")
+    sides = row["sides"]
+    other = sides["compile"]  # the best of PyTorch's
+    return [
+        f"a step of nnU-Net's U-Net, batch {row['batch']} of 128³, bfloat16, beside torch.compile",
+        f"{facts['gpu']}, PyTorch {facts['torch']}, {facts['date']}",
+        f"time ratio {row['ratio']:.2f}, memory {sides['ours']['memory'] / other['memory']:.2f}",
+    ]
+
+
+def inside_jax() -> list[str]:
+    facts, rows = read("jax_inside_h200")
+    found = _inside_jax(rows)
+    slow = [each for each in found.values() if each.get("lax", 0) > 5 * each["ours"]]
+    against = geometric_mean([each["lax"] / each["ours"] for each in slow])
+    beside = [each["ours"] / each["torch"] for each in found.values() if "torch" in each]
+    times = f"{against:.0f} times as fast as `lax`'s of {len(slow)} that XLA computes slowly"
+    return [
+        "value and gradients of convolutions inside `jax.jit`",
+        f"{facts['gpu']}, JAX {facts['jax']}, PyTorch {facts['torch']}, {facts['date']}",
+        f"{times}; time ratio to PyTorch's {geometric_mean(beside):.2f} {_range(beside)}",
+    ]
+
+
+def _inside_jax(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Case -> side -> milliseconds, of the last call of each."""
+    found = defaultdict[str, dict[str, float]](dict)
+    for row in rows:
+        found[row["row"]][row["side"]] = row["ms"]
+    return found
+
+
+FIGURES = (
+    cpu_layers, cpu_step, first_gradients, gpu_steps, volumes, cudnn_layers, depthwise, inside_jax,
+)  # fmt: skip
 
 
 def table() -> str:
@@ -272,6 +307,85 @@ def gpu_layers() -> Table:
     return "Convolutions by cuDNN on a GPU", where, head, lines
 
 
+def gpu_volumes() -> Table:
+    facts, (row,) = read("gpu_volumes_h200")
+    names = {
+        "ours": "ours", "written": "ours, without its norms as operators", "eager": "eager",
+        "compile": "torch.compile",
+    }  # fmt: skip
+    lines = [
+        [name, f"{side['ms']:.2f}", f"{side['memory'] / MIB:.0f}"]
+        for key, name in names.items()
+        if (side := row["sides"].get(key))
+    ]
+    where = (
+        "Forward and backward of a U-Net as nnU-Net's (InstanceNorm, LeakyReLU, 32 to 320 channels,"
+        f" five levels), batch {row['batch']} of 128³ voxels, bfloat16, beside other work on the"
+        f" host. {facts['gpu']}, PyTorch {facts['torch']}, {facts['date']};"
+        " `gpu_volumes_h200.json`."
+    )
+    return "A step of volumes on a GPU", where, ["side", "step, ms", "MiB"], lines
+
+
+def own_loop() -> Table:
+    facts, rows = read("gpu_loop_h200")
+    names = {
+        "ours": "whole step", "step": "`TrainingStep`", "backend": "`torch.compile`, ours",
+        "graphs": "torch.compile with CUDA graphs", "eager": "eager",
+    }  # fmt: skip
+    lines = [
+        [f"{row['model']}, {row['batch']}", *(f"{row['sides'][key]['ms']:.2f}" for key in names)]
+        for row in sorted(rows, key=lambda row: row["batch"])
+    ]
+    where = (
+        "Forward and backward in PyTorch's own loop, bfloat16, milliseconds, beside other work on"
+        f" the host. {facts['gpu']}, PyTorch {facts['torch']}, {facts['date']};"
+        " `gpu_loop_h200.json`."
+    )
+    return "PyTorch's own loop on a GPU", where, ["network, batch", *names.values()], lines
+
+
+def several_gpus() -> Table:
+    found = json.loads((RESULTS / "several_gpus_h200.json").read_text(encoding="utf-8"))
+    rows = {row["how"]: row for run in found["runs"] for row in run["rows"]}
+    alone = {"DDP, eager": "eager", "torch.compile(DDP)": "torch.compile"}
+    alone |= {"DDP, pieces": "no DDP, one piece", "DDP, one piece": "no DDP, one piece"}
+    alone |= dict.fromkeys(("distributed", "distributed, all at the end"), "alone")
+    names = {
+        "DDP, pieces": "`TrainingStep` in DDP", "DDP, one piece": "the same in one piece",
+        "distributed": "`Trainer`", "distributed, all at the end": "`Trainer`, all at the end",
+        "torch.compile(DDP)": "torch.compile in DDP", "DDP, eager": "eager in DDP",
+    }  # fmt: skip
+    lines = [
+        [names[how], f"{(two := rows[how]['images_s']):.0f}",
+         f"{(one := rows[alone[how]]['images_s']):.0f}", f"{two / (2 * one):.2f}"]
+        for how in names
+    ]  # fmt: skip
+    first = found["runs"][0]
+    where = (
+        f"{found['benchmark']}: images a second, and the share of two times one GPU's."
+        f" {first['device']}, PyTorch {first['torch'].partition('+')[0]}, {found['date']}, two"
+        " calls; `several_gpus_h200.json`."
+    )
+    return "Two GPUs", where, ["loop", "two GPUs", "one GPU", "share"], lines
+
+
+def jax_inside() -> Table:
+    facts, rows = read("jax_inside_h200")
+    names = {"ours": "ours, ms", "lax": "`lax`'s, ms", "torch": "PyTorch, ms"}
+    lines = [
+        [facts["what"][case], *(f"{sides[s]:.2f}" if s in sides else "–" for s in names)]
+        for case, sides in _inside_jax(rows).items()
+    ]
+    where = (
+        "Value and both gradients of each, inside `jax.jit`, in one process a side. Where a case"
+        " was run again with kernels chosen by measured times, that run counts. `lax`'s transposed"
+        f" one in one dimension was not run. {facts['gpu']}, JAX {facts['jax']}, PyTorch"
+        f" {facts['torch']}, {facts['date']}; `jax_inside_h200.json`."
+    )
+    return "Convolutions inside jax.jit", where, ["convolutions", *names.values()], lines
+
+
 def commands() -> Table:
     facts, rows = read("commands")
     lines = [
@@ -289,7 +403,8 @@ def commands() -> Table:
 
 
 TABLES: tuple[Callable[[], Table], ...] = (
-    cpu_networks, cpu_steps, gpu_networks, partial_steps, gpu_layers, commands,
+    cpu_networks, cpu_steps, gpu_networks, gpu_volumes, own_loop, several_gpus, partial_steps,
+    gpu_layers, jax_inside, commands,
 )  # fmt: skip
 
 
