@@ -2,7 +2,8 @@
 
 They are files of the private folder `built`.  Each is written under another name and then renamed,
 and ends with its own digest, so a damaged one counts as not there.  Together they take at most
-$RELAY_WGRAD_CACHE_MIB, 2048 without that variable; those that were not used for longest go first.
+$RELAY_WGRAD_CACHE_MIB, 2048 without that variable, and a 64th of it more for each process that adds
+some; those that were not used for longest go first.
 With 0 nothing is kept and nothing is looked up.
 """
 
@@ -23,6 +24,8 @@ FOLDER, MOST = "built", "RELAY_WGRAD_CACHE_MIB"
 _MIB, _DEFAULT = 1 << 20, 2048
 _SIZE = hashlib.sha256().digest_size
 _NAME = re.compile(r"[0-9a-f]{64}")
+_SLACK = 64  # a process adds so much of the limit, as a share, before it looks at the folder again
+_added: dict[Path, int] = {}  # bytes since then, by folder; none of a folder not seen yet
 
 
 def key_of(facts: Iterable[str | bytes]) -> str:
@@ -111,7 +114,12 @@ class DiskCache:
             return
         try:
             write(self.folder / key, content)
-            self._trim(self.folder, key)
+            # To look at thousands of files takes longer than to write one.
+            added = _added.get(self.folder, self.most) + len(content) + _SIZE
+            if added > self.most // _SLACK:
+                self._trim(self.folder, key)
+                added = 0
+            _added[self.folder] = added
         except OSError as error:
             self._warn(f"{self.folder}: {error.strerror}")
             self.folder = None
