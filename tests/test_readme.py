@@ -13,7 +13,12 @@ from .support.children import run_module, run_script
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+LAB = DOCS / "lab"  # what was measured on a day, by programs that may be gone
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for page in sorted(DOCS.rglob("*.md")) if LAB not in page.parents),
+]
 
 
 def blocks(language: str) -> list[str]:

@@ -321,7 +321,7 @@ REFUSED = {
     "branches": (Branches(), (torch.ones(2, 3),), {}, "torch.export refuses Branches"),
     "statistics": (nn.Sequential(nn.Conv2d(2, 2, 8), nn.BatchNorm2d(2)).eval(),
                    (IMAGE[0][:1],), {"loss": "mse", "bn": "train"}, "more than one value"),
-    "one used twice": (Twice(), IMAGE, {"loss": "mse"}, "a batch normalization that is used twice"),
+    "one used twice": (Twice(), IMAGE, {"loss": "mse"}, "a normalization that is used twice"),
     "checkpoint": (Layer(lambda x: x), IMAGE, {"loss": "mse", "checkpoint": ["nowhere"]},
                    "no computed tensor 'nowhere'"),
 }  # fmt: skip
