@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import tvm
 from tvm import relax, te, tirx, topi
+from tvm.sym import Analyzer
 
 from ..dtypes import HALVES
 from ..registry import legalizations
@@ -249,7 +251,70 @@ def _zero_remainder(a: Any, b: Any) -> Any:
     return tirx.Mod(a.astype("float32"), b.astype("float32")).astype(dtype)
 
 
+def reshape(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.reshape` of sizes that the run knows: each axis by its own.
+
+    Upstream's finds each element's place in all of the tensor, and its place in the other from
+    that; TVM's simplifier does not come to an end with the quotients of five symbolic sizes.
+    """
+    x, shape = call.args[0], call.ty.shape
+    if not (isinstance(x.ty.shape, relax.ShapeExpr) and isinstance(shape, relax.ShapeExpr)):
+        return _upstream(bb, call)
+    given, wanted = list(x.ty.shape.values), list(shape.values)
+    groups = None if _are_numbers((*given, *wanted)) else _groups(given, wanted)
+    if groups is None:
+        return _upstream(bb, call)
+
+    def moved(x: Any) -> Any:
+        def element(*places: Any) -> Any:
+            at: list[Any] = []
+            for (a, b), (c, d) in groups:
+                place = tirx.const(0, "int64")
+                for i in range(c, d):
+                    place = place * wanted[i] + places[i]
+                rest: list[Any] = []
+                for i in reversed(range(a + 1, b)):
+                    rest.append(tirx.indexmod(place, given[i]))
+                    place = tirx.indexdiv(place, given[i])
+                at += [*([place] if b > a else []), *reversed(rest)]
+            return x(*at)
+
+        return te.compute(wanted, element, name="reshape", tag="injective")
+
+    return bb.emit_te(moved, x, primfunc_name_hint="reshape")
+
+
+def _are_numbers(sizes: Sequence[Any]) -> bool:
+    return all(isinstance(size, tirx.IntImm) for size in sizes)
+
+
+def _groups(
+    given: Sequence[Any], wanted: Sequence[Any]
+) -> list[tuple[tuple[int, int], tuple[int, int]]] | None:
+    """Runs of axes of both shapes of which each has as many elements as its fellow, of which one is
+    a single axis; None where that cannot be told."""
+    is_equal = Analyzer().can_prove_equal
+    found, i, j = [], 0, 0
+    while i < len(given) and j < len(wanted):
+        if is_equal(given[i], wanted[j]):
+            found.append(((i, i + 1), (j, j + 1)))
+            i, j = i + 1, j + 1
+            continue
+        ends = [(b, j + 1) for b in range(i + 2, len(given) + 1)]
+        ends += [(i + 1, d) for d in range(j + 2, len(wanted) + 1)]
+        for b, d in ends:
+            sizes = [reduce(operator.mul, some) for some in (given[i:b], wanted[j:d])]
+            if is_equal(*sizes):
+                found.append(((i, b), (j, d)))
+                i, j = b, d
+                break
+        else:
+            return None
+    return found if i == len(given) and j == len(wanted) else None
+
+
 _LEGAL: dict[str, Legalizer] = {
+    "relax.reshape": reshape,
     "relax.multiply": _of_zero(tirx.Mul, "multiply"),
     "relax.divide": _of_zero(tirx.Div, "divide"),
     "relax.floor_divide": _of_zero(_floor_quotient, "floor_divide"),
