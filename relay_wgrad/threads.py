@@ -30,6 +30,8 @@ from .cores import affinity_kept, configure_threads, configure_threads_once
 
 RUNNERS = 2
 """Threads besides the main one, at most, that run kernels: one call each at a time."""
+SERIAL_FLOP = 4_000_000
+"""Smaller kernels run in one thread: waking others takes some 20 us, more where they are busy."""
 _LAST = 2.0  # seconds that a process that ends waits for calls: for a GPU's step, not for ever
 
 

@@ -101,27 +101,18 @@ def _computed(conv: Convolution, reading: Reading, lhs: Any, rhs: Any, options: 
         if reading.flips[i]:
             x = lax.rev(x, [numbers.index(str(axis)) for axis in reading.flips[i]])
         if role == "data" and cropped:
-            low, high = _ends(numbers, reading)
+            low, high = reading.crops(numbers)
             ends = zip(x.shape, high, strict=True)
             x = lax.slice(x, low, [size - after for size, after in ends])
         tensors[role] = x
     made = convolution(tensors[p.roles[0]], tensors[p.roles[1]], p, options)
     numbers, move = conv.numbers[2], reading.moves[2]
     if reading.roles[2] == "data" and cropped:
-        low, high = _ends(numbers, reading)
+        low, high = reading.crops(numbers)
         made = jnp.pad(made, list(zip(low, high, strict=True)))
     if reading.flips[2]:
         made = lax.rev(made, [numbers.index(str(axis)) for axis in reading.flips[2]])
     return made if move is None else _regrouped(made, numbers, (move[1], move[0]), p.groups)
-
-
-def _ends(numbers: str, reading: Reading) -> tuple[list[int], list[int]]:
-    """What of data no tap reaches, before and after, by its axes."""
-    low, high = [0] * len(numbers), [0] * len(numbers)
-    for axis, (before, after) in enumerate(reading.crop):
-        at = numbers.index(str(axis))
-        low[at], high[at] = before, after
-    return low, high
 
 
 def _regrouped(x: Any, numbers: str, move: tuple[str, str], groups: int) -> Any:

@@ -27,8 +27,6 @@ from .records import Options
 
 PLATFORMS = ("cpu", "cuda")
 _COMPARED = ("cuda_direct",)  # with cuDNN, where both take a problem
-SERIAL_FLOP = 4_000_000
-"""Smaller problems run in one thread: waking others takes some 20 us."""
 _FFI_PLATFORM = {"cpu": "cpu", "cuda": "gpu"}
 
 
@@ -66,7 +64,7 @@ def _cpu(problem: ConvProblem) -> tvm_ffi.Function:
     from ..building.disk_cache import DiskCache
     from ..building.program import compiled_functions
 
-    serial = problem.flop < SERIAL_FLOP
+    serial = problem.flop < threads.SERIAL_FLOP
     target = cpu.host_target(1 if serial else None, allow_winograd=False)
     module = tvm.IRModule({"main": cpu.prim_func(problem, target)})
     kernel = compiled_functions(module, target, DiskCache())["main"]

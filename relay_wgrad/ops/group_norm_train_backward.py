@@ -13,7 +13,7 @@ from tvm import relax
 from .. import opdef
 from ..layout_rules.stock import follow_rule
 from .algebra import get_op, operands
-from .batch_norm_train_backward import composite, gradient, infer_type
+from .batch_norm_train_backward import DEF as OF_BATCH
 from .train_norm import GROUP_BACKWARD, make_call, read_attrs
 
 OP = "group_norm_train_backward"
@@ -75,12 +75,5 @@ DEF = opdef.OpDef(
     ),
     variadic=True,
     constructor=group_norm_train_backward,
-    rules={
-        opdef.INFER_TYPE: infer_type,
-        opdef.LEGALIZE: lambda upstream: composite,
-        opdef.GRADIENT: gradient,
-        opdef.INFER_LAYOUT: follow_rule(GROUP_BACKWARD),
-        opdef.PURITY: True,
-        opdef.MIXED_POLICY: opdef.MIXED_NEVER,
-    },
+    rules={**OF_BATCH.rules, opdef.INFER_LAYOUT: follow_rule(GROUP_BACKWARD)},
 )

@@ -42,9 +42,6 @@ FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
 LAST = {2: (0, 2, 3, 1), 3: (0, 2, 3, 4, 1)}  # the axes of a tensor with channels last
 ALIGNMENT = {"cpu": 64, "cuda": 16}  # bytes; where PyTorch allocates tensors is more than that
 
-SERIAL_FLOP = 4_000_000
-"""Smaller problems run in one thread: waking others takes some 20 us, more where they are busy."""
-
 _winograd = False  # whether CPU kernels may use it; see `allow_winograd`
 
 
@@ -277,7 +274,7 @@ def _kernel(key: Any) -> tuple[Any, Slot]:
             # Of a layer whose batches differ, the second and all further ones share a kernel of
             # any number of images: as fast (docs/howto/torch.md), while one takes half a second to
             # build.  One that may be Winograd's needs the number.
-            family = (replace(problem, n=0), problem.flop < SERIAL_FLOP)
+            family = (replace(problem, n=0), problem.flop < threads.SERIAL_FLOP)
             if shared := not kept.is_first(family, problem.n):
                 key = family
         slot = kept.find(key)
@@ -345,7 +342,7 @@ def cpu_kernel(problem: ConvProblem, winograd: bool, shared: bool = False) -> Ke
     from ..building.disk_cache import DiskCache
     from ..building.program import compiled_functions
 
-    serial = problem.flop < SERIAL_FLOP
+    serial = problem.flop < threads.SERIAL_FLOP
     target = cpu.host_target(1 if serial else None, allow_winograd=winograd)
     if shared:
         problem = replace(problem, n=tvm.tirx.Var("n", "int64"))

@@ -118,7 +118,7 @@ class Convolutions:
             exprs["data"] = _cropped(ctx, exprs["data"], conv, reading)
         made = of_expr(ctx.emit(_call(p, exprs, conv.dtypes)))
         if roles[2] == "data" and any(map(any, reading.crop)):
-            low, high = _crops(conv, reading)
+            low, high = reading.crops(conv.numbers[2])
             made = pad(ctx, made, _zeros((), made.dtype), low, high, [0] * made.rank)
         view = view_of(made)
         move = reading.moves[2]
@@ -196,18 +196,8 @@ def view_size(view: View, axis: int) -> int:
     return size
 
 
-def _crops(conv: Convolution, reading: Reading) -> tuple[list[int], list[int]]:
-    """What of data is left out, before and after, by its axes."""
-    numbers = conv.numbers[reading.roles.index("data")]
-    low, high = [0] * len(numbers), [0] * len(numbers)
-    for axis, (before, after) in enumerate(reading.crop):
-        at = numbers.index(str(axis))
-        low[at], high[at] = before, after
-    return low, high
-
-
 def _cropped(ctx: Context, x: Any, conv: Convolution, reading: Reading) -> Any:
-    low, high = _crops(conv, reading)
+    low, high = reading.crops(conv.numbers[reading.roles.index("data")])
     shape = of_expr(x).shape
     return sliced(ctx, x, [(a, n - b) for a, b, n in zip(low, high, shape, strict=True)])
 

@@ -125,6 +125,14 @@ class Reading:
             total += each * (bool(flipped) + (move is not None))
         return total
 
+    def crops(self, numbers: str) -> tuple[list[int], list[int]]:
+        """What of data is left out, before and after, by its axes, which `numbers` has."""
+        low, high = [0] * len(numbers), [0] * len(numbers)
+        for axis, (before, after) in enumerate(self.crop):
+            at = numbers.index(str(axis))
+            low[at], high[at] = before, after
+        return low, high
+
     def likely(self, arguments: Sequence[bool]) -> float:
         """How much speaks for this reading: usual layouts, a weight that is an argument or a
         gradient that is none, a weight that is smaller than what it slides over.
