@@ -15,7 +15,6 @@ from ..problem import ConvKind, ConvProblem, symmetric
 from . import choice, targets
 from .records import Options, told
 
-PLATFORMS = targets.PLATFORMS
 Function = Callable[[Any, Any], Any]
 _LAST = {2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
 
@@ -27,13 +26,13 @@ def call(problem: ConvProblem, options: Options, platform: str) -> Function:
         ours = _call(problem, options, platform)
     except targets.UnsupportedError as why:
         told(problem.repro(), f"on {platform}: {why}")
-        return by_lax(problem)
-    found = choice.times(problem, options, platform, ours, by_lax(problem))
+        return by_lax(problem, options)
+    found = choice.times(problem, options, platform, ours, by_lax(problem, options))
     if found is not None and found.lax < found.ours:
         told(
             problem.repro(), f"XLA's is faster: {found.lax:.3f} ms, this package's {found.ours:.3f}"
         )
-        return by_lax(problem)
+        return by_lax(problem, options)
     return ours
 
 
@@ -98,7 +97,7 @@ def _back(problem: ConvProblem, inner: ConvProblem, made: Any) -> Any:
     return lax.transpose(made, [own.index(letter) for letter in wanted])
 
 
-def by_lax(problem: ConvProblem) -> Function:
+def by_lax(problem: ConvProblem, options: Options) -> Function:
     """The same by JAX's own convolution, of which dgrad and wgrad are transposes."""
     rank = problem.rank
     ends = zip(problem.padding[:rank], problem.padding[rank:], strict=True)
@@ -107,10 +106,10 @@ def by_lax(problem: ConvProblem) -> Function:
     def fprop(data: Any, weight: Any) -> Any:
         return lax.conv_general_dilated(
             data, weight, problem.strides, pads, rhs_dilation=problem.dilation,
-            dimension_numbers=numbers, feature_group_count=problem.groups,
+            dimension_numbers=numbers, feature_group_count=problem.groups, precision=precision,
         )  # fmt: skip
 
-    pads = tuple(ends)
+    pads, precision = tuple(ends), None if options.allow_tf32 else lax.Precision.HIGHEST
     if problem.kind is ConvKind.FPROP:
         return fprop
     result = problem.roles[2]

@@ -17,7 +17,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
 from ..problem import ROLES, ConvProblem
-from . import foreign, sharding
+from . import foreign, sharding, targets
 from .records import Options
 
 convolution_p = core.Primitive("relay_wgrad_convolution")
@@ -139,16 +139,20 @@ def _lowered(
 ) -> Any:
     built = partial(foreign.call, options=options, platform=platform)
     is_shared = sharding.is_shared(ctx.module_context.axis_context)
-    run = sharding.over_images(problem, built) if is_shared else built(problem)
+    run = (
+        sharding.over_images(problem, built, foreign.by_lax(problem, options))
+        if is_shared
+        else built(problem)
+    )
     return mlir.lower_fun(run, multiple_results=False)(ctx, *operands)
 
 
-for _platform in foreign.PLATFORMS:
+for _platform in targets.PLATFORMS:
     mlir.register_lowering(convolution_p, partial(_lowered, _platform), platform=_platform)
 
 
 def _by_lax(ctx: Any, *operands: Any, problem: ConvProblem, options: Options) -> Any:
-    return mlir.lower_fun(foreign.by_lax(problem), multiple_results=False)(ctx, *operands)
+    return mlir.lower_fun(foreign.by_lax(problem, options), multiple_results=False)(ctx, *operands)
 
 
 mlir.register_lowering(convolution_p, _by_lax)  # of other platforms

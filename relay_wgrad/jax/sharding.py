@@ -17,7 +17,6 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..problem import ConvProblem
-from . import foreign
 
 
 def ask_for_devices(primitive: Any) -> None:
@@ -59,12 +58,13 @@ def is_shared(axes: Any) -> bool:
     return len(getattr(axes, "device_assignment", None) or ()) > 1
 
 
-def over_images(problem: ConvProblem, built: Callable[[ConvProblem], Any]) -> Any:
+def over_images(problem: ConvProblem, built: Callable[[ConvProblem], Any], alone: Any) -> Any:
     """A function of the problem's operands that JAX may partition.
 
     built : a problem's function on one device.
+    alone : the whole problem's, of a program that is not partitioned after all.
     """
-    whole = custom_partitioning(foreign.by_lax(problem))  # what it would be on one device
+    whole = custom_partitioning(alone)
     places = [_place(problem, role) for role in problem.roles]
 
     def shardings(mesh: Any, infos: Any) -> tuple[list[NamedSharding], tuple[str, ...]]:

@@ -16,10 +16,12 @@ from jax import numpy as jnp  # noqa: E402
 
 import relay_wgrad.jax as rj  # noqa: E402
 from relay_wgrad.jax import choice, foreign  # noqa: E402
+from relay_wgrad.jax.records import Options  # noqa: E402
 from relay_wgrad.problem import ConvKind, ConvProblem  # noqa: E402
 from tests.support.children import run_code  # noqa: E402
 from tests.support.problems import random_operands, relative_error, torch_reference  # noqa: E402
 
+EXACT = Options(allow_tf32=False)
 RNG = np.random.default_rng(0)
 X, W = RNG.standard_normal((4, 6, 9, 8)), RNG.standard_normal((5, 6, 3, 3))
 
@@ -107,7 +109,10 @@ def test_a_problem_by_lax_and_around_a_library(line: str, kind: ConvKind) -> Non
     assert inner.padding[: inner.rank] == inner.padding[inner.rank :]
     assert {inner.data_layout, inner.grad_layout} <= {"NHWC", "NCHW", "NDHWC"}
     given = [jnp.asarray(x) for x in operands]
-    for run in (foreign.by_lax(problem), foreign.around(problem, inner, foreign.by_lax(inner))):
+    for run in (
+        foreign.by_lax(problem, EXACT),
+        foreign.around(problem, inner, foreign.by_lax(inner, EXACT)),
+    ):
         assert relative_error(np.asarray(run(*given)), want) < 1e-12
 
 
@@ -176,6 +181,16 @@ def test_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert min(timed[0]) > 0
     finally:
         rj.set_measured(*before)
+
+
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
+def test_laxs_own_has_the_precision_that_was_asked_for(kind: ConvKind) -> None:
+    """Of a platform without a kernel, and where XLA's is faster."""
+    problem = ConvProblem.parse(f"{kind.value} n=1 c=2 h=5 w=5 k=3 r=3 s=3")
+    given = [jax.ShapeDtypeStruct(problem.shape(role), "float32") for role in problem.roles[:2]]
+    for options, is_highest in ((EXACT, True), (Options(), False)):
+        text = str(jax.make_jaxpr(foreign.by_lax(problem, options))(*given))
+        assert ("HIGHEST" in text) is is_highest
 
 
 def test_many_threads() -> None:
