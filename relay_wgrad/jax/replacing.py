@@ -86,13 +86,19 @@ def _params(eqn: Any, known: Sequence[bool]) -> dict[str, Any]:
 def _rewritten(value: Any, known: Sequence[bool]) -> Any:
     if isinstance(value, tuple):
         return tuple(_rewritten(item, known) for item in value)
-    if isinstance(value, core.Jaxpr):
-        made = _rewritten(core.ClosedJaxpr(value, ()), known)
-        if made.consts:
-            told("", "within a program that can hold no constants")
-            return value
-        return made.jaxpr
-    if not isinstance(value, core.ClosedJaxpr) or not _has_convolution(value.jaxpr):
+    if not isinstance(value, (core.ClosedJaxpr, core.Jaxpr)):
+        return value
+    # Since JAX 0.11 the two are one class, and each program may hold constants or none.
+    is_open = not isinstance(value, core.ClosedJaxpr)
+    made = _closed(core.ClosedJaxpr(value, ()) if is_open else value, known)
+    if made.consts and (is_open or not value.consts):
+        told("", "within a program that may hold no constants")
+        return value
+    return made.jaxpr if is_open else made
+
+
+def _closed(value: core.ClosedJaxpr, known: Sequence[bool]) -> core.ClosedJaxpr:
+    if not _has_convolution(value.jaxpr):
         return value
     inner = value.jaxpr.invars
     of_each = known if len(known) == len(inner) else [False] * len(inner)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_turns import ENDED, Turns, Turnstile, converse
-from tests.support.children import python_path
+from tests.support.children import finding
 
 _START = """
 import argparse, os, sys, time
@@ -42,7 +42,7 @@ def talk(
     heard: list[dict[str, Any]] = []
     command = [sys.executable, "-c", _START + code, str(number), str(tmp_path / "gpu")]
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": python_path(root)}
+    environment = {**os.environ, **finding(root)}
     error = converse(
         command, number, turnstile, heard.append, environment=environment, **limits
     )  # fmt: skip
@@ -170,7 +170,7 @@ command = [sys.executable, "-c", {child!r}, "name", {str(tmp_path / "pid")!r}]
 with interruptible(), ThreadPoolExecutor(1) as pool:
     pool.submit(converse, command, 0, Turnstile(), print).result()
 """
-    environment = {**os.environ, "PYTHONPATH": python_path(Path(__file__).parents[2])}
+    environment = {**os.environ, **finding(Path(__file__).parents[2])}
     parent = subprocess.Popen([sys.executable, "-c", run], env=environment)
     while not (tmp_path / "pid").exists():
         assert parent.poll() is None

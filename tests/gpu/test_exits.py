@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from relay_wgrad.training import state
-from tests.support.children import python_path
+from tests.support.children import finding
 from tests.support.exits import CODES
 from tests.support.training_models import residual_net
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_process_ends(how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.exits", how],
-        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
+        env={**os.environ, **finding(ROOT)},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == CODES[how], done.stderr
@@ -38,7 +38,7 @@ def test_an_interrupted_command_saves(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "relay_wgrad", "train", "net.onnx", "--device", "cuda",
          "--steps", "100000000", "--no-check", "--log", str(log), "--save", str(saved)],
-        env={**os.environ, "PYTHONPATH": python_path(ROOT)}, stderr=subprocess.PIPE, cwd=tmp_path,
+        env={**os.environ, **finding(ROOT)}, stderr=subprocess.PIPE, cwd=tmp_path,
         stdout=subprocess.DEVNULL, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip

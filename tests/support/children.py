@@ -60,7 +60,7 @@ def _run(
         command = [sys.executable, "-W", "error", *(["-m"] if kind == "module" else []), name]
         return subprocess.run(
             [*command, *args], cwd=cwd, timeout=timeout, capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": python_path(cwd), **(env or {})},
+            env={**os.environ, **finding(cwd), **(env or {})},
             stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -89,9 +89,13 @@ def processor_seconds() -> float:
     return sum(os.times()[:4]) + _forked[0]
 
 
-def python_path(cwd: Path) -> str:
-    """The folder that a program runs in comes first, as it does for a fork."""
-    return os.pathsep.join(filter(None, [str(cwd), os.environ.get("PYTHONPATH")]))
+def finding(cwd: Path) -> dict[str, str]:
+    """Where a program finds modules: the folder that it runs in comes first, as it does for a fork.
+
+    Its own folder would come before all: `tests/support` has a `torch`.
+    """
+    path = os.pathsep.join(filter(None, [str(cwd), os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def _child(

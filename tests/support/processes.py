@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from tests.support.children import ROOT, python_path, run_script
+from tests.support.children import ROOT, finding, run_script
 
 ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "TVM_NUM_THREADS": "1",
@@ -64,7 +64,7 @@ def _together(
         started: list[tuple[subprocess.Popen[str], Any, Any]] = []
         for given in environments:
             out, err = (ends.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
-            known = {"PYTHONPATH": python_path(ROOT), "PYTHONFAULTHANDLER": "1"}
+            known = {**finding(ROOT), "PYTHONFAULTHANDLER": "1"}
             process = subprocess.Popen(
                 command, cwd=ROOT, env={**os.environ, **known, **given}, text=True, stdout=out,
                 stderr=err, stdin=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ import pytest
 from byoc_cudnn import BACKENDS
 from relay_wgrad.cli.main import COMMANDS
 from relay_wgrad.frontend import BUNDLED
-from tests.support.children import python_path, run_module
+from tests.support.children import finding, run_module
 from tests.support.training_models import residual_net
 
 ROOT = Path(__file__).parents[3]
@@ -258,7 +258,7 @@ def test_bench_of_a_model(tmp_path: Path, call: Any) -> None:
 
 @pytest.mark.longer("starts processes of TVM")
 def test_reader_that_leaves() -> None:
-    env = {**os.environ, "PYTHONPATH": python_path(ROOT)}
+    env = {**os.environ, **finding(ROOT)}
     done = subprocess.run(
         f"{sys.executable} -m relay_wgrad partition squeezenet --format json | head -c 1",
         shell=True, capture_output=True, text=True, check=False, env=env,

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.support.children import ROOT, python_path, run_module
+from tests.support.children import ROOT, finding, run_module
 from tests.support.processes import ENVIRONMENT
 from tests.support.training_models import residual_net
 
@@ -49,7 +49,7 @@ def torchrun(how: Sequence[str], args: Sequence[str]) -> subprocess.Popen[str]:
         # Without "--" the launcher takes `--log` for the beginning of two options of its own.
         [*launcher, "--", "relay_wgrad", *args],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": python_path(ROOT)}, start_new_session=True,
+        env={**os.environ, **ENVIRONMENT, **finding(ROOT)}, start_new_session=True,
     )  # fmt: skip
 
 

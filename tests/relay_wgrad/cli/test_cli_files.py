@@ -18,7 +18,7 @@ from relay_wgrad import output
 from relay_wgrad.cli.main import main
 from relay_wgrad.cores import configure_threads
 from relay_wgrad.training import Trainer, state
-from tests.support.children import python_path
+from tests.support.children import finding
 from tests.support.training_models import residual_net
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ def started(*args: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "relay_wgrad", *args],
         text=True, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": python_path(ROOT)}, **options,
+        env={**os.environ, **finding(ROOT)}, **options,
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def test_an_interrupt_while_training(tmp_path: Path) -> None:
             "--json", str(figures)]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-c", code, *args], text=True, stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": python_path(ROOT)},
+        stdout=subprocess.PIPE, env={**os.environ, **finding(ROOT)},
     )  # fmt: skip
     try:
         while not saved.exists() and process.poll() is None:
@@ -189,7 +189,7 @@ def test_a_closed_output(shell: str) -> None:
     command = f"{sys.executable} -m relay_wgrad {shell.format(LINE)}"
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
+        env={**os.environ, **finding(ROOT)},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -19,7 +19,7 @@ from byoc_cudnn.backends.cudnn import loaded as cudnn_library
 from relay_wgrad.problem import ConvKind
 from relay_wgrad.torch import cache, kernels
 from relay_wgrad.torch.arguments import OPERATORS
-from tests.support.children import python_path
+from tests.support.children import finding
 from tests.support.fork import in_child
 from tests.support.torch.cases import error
 
@@ -302,7 +302,7 @@ def test_data_parallel(tmp_path: Path) -> None:
     """Two processes with half of each batch end with the weights of one with all of it."""
     script = tmp_path / "parallel.py"
     script.write_text(textwrap.dedent(DATA_PARALLEL))
-    env = {**os.environ, "PYTHONPATH": python_path(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    env = {**os.environ, **finding(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
         capture_output=True, text=True, check=False, env=env, timeout=240,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from relay_wgrad.threads import Calls
-from tests.support.children import python_path
+from tests.support.children import finding
 from tests.support.cuda_fake import environment
 from tests.support.exits import CODES
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize("how", ["interrupt", "thread"])
 def test_a_process_ends(how: str, tmp_path: Path) -> None:
     """A daemon thread that was in a step aborted it: `terminate called …`, exit status 134."""
-    env = {**os.environ, **environment(tmp_path), "PYTHONPATH": python_path(ROOT)}
+    env = {**os.environ, **environment(tmp_path), **finding(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.exits", how, "fake"],
         env=env, capture_output=True, text=True, timeout=120,
