@@ -129,7 +129,7 @@ class Trainer:
         self.place = place(device, on_gpu)
         if distributed:
             self.processes = Processes.join(self.place.name)
-            self._exchange = Exchange(self.processes, self._dynamic)
+            self._exchange = Exchange(self.processes, self._dynamic, update.accumulate)
             self._agree()
         own = len(rule.state)
         with self.place.memory_errors():
@@ -247,8 +247,6 @@ class Trainer:
             self._weigh(batch)
             made = threads.run(self.compiled.vm[ADJOINT], *arguments)
             outputs, gradients = self._sized.last.exchanged(made)
-            if self._exchange is not None:
-                self._exchange.give_away()
         pairs = zip(self.graph.trainable, gradients, strict=True)
         return outputs, [self._kept.read(name, gradient) for name, gradient in pairs]
 
@@ -386,8 +384,7 @@ class Trainer:
             if not self._is_alike:
                 self.processes.agree({"axes of parameters": dict(self._kept.axes)})
                 self._is_alike = True
-            updates = (self.steps + 1) % self.update.accumulate == 0
-            self._exchange.weigh(weight_of(self.graph, batch), updates)
+            self._exchange.weigh(weight_of(self.graph, batch), self.steps)
 
     def _agree(self) -> None:
         """Raises ValueError where another process trains something else, or otherwise."""
@@ -448,7 +445,7 @@ class Trainer:
             return
         first = self._recipe.own
         sums = slice(first, first + len(self.graph.trainable))
-        means = self._exchange(self._state[sums], 1.0)
+        means = self._exchange(self._state[sums])
         self._exchange.give_away()
         self._state = [*self._state[:first], *means, *self._state[sums.stop :]]
 
