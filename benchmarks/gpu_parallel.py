@@ -2,9 +2,10 @@
 
 A row is a network and a way: `step`, DistributedDataParallel around a `TrainingStep`, whose
 gradients come in pieces; `one-piece`, all at once; `compile` and `eager`, PyTorch's own, compiled
-around DistributedDataParallel; `trainer`, `Trainer(distributed=True)`, and `late`, that without
-overlap.  In each process a GPU first trains for itself, all at once, which is the speed of "one",
-then all of them together: "scaling" is the speed of all over that of as many alone.
+around DistributedDataParallel; `trainer`, `Trainer(distributed=True)`, `kernels`, that without CUDA
+graphs, and `late`, without overlap.  In each process a GPU first trains for itself, beside the
+others, which is the speed of "one", then all of them together: "scaling" is the speed of all over
+that of as many alone.  With `--batch 128 --alone 256` of two it is that of one batch in parts.
 
 `nccl_ms` are a step's milliseconds of NCCL's kernels, `exposed_ms` those in which no other kernel
 ran (`benchmarks.parallel_ways`).
@@ -27,7 +28,9 @@ from tests.support.processes import run_ranks
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
     for model, way in itertools.product(args.models, args.ways):
-        problem = Problem(model, way, args.batch, args.image or None, args.dtype)
+        problem = Problem(
+            model, way, args.batch, args.image or None, args.dtype, alone=args.alone or None
+        )
         yield Case({**problem._asdict(), "gpus": args.gpus}, problem)
 
 
@@ -59,6 +62,7 @@ BENCHMARK = Benchmark(
         "ways": Option(("step", "compile", "eager", "trainer"), "", WAYS),
         "gpus": Option(2, "processes, a GPU each"),
         "batch": Option(256, "images a GPU"),
+        "alone": Option(0, "images of a GPU that trains for itself; as together, if 0"),
         "image": Option(0, "the image's side; the model's own, if 0"),
         "dtype": Option("bf16", "", ("tf32", "bf16")),
         "seconds": Option(240.0, "of a row, at most"),
@@ -66,6 +70,7 @@ BENCHMARK = Benchmark(
     columns=(
         ("model",), ("way",), ("gpus",), ("batch",), ("one, images/s", "one", ".0f"),
         ("all", None, ".0f"), ("scaling", None, ".3f"), ("step, ms", "ms", ".2f"),
-        ("NCCL", "nccl_ms", ".2f"), ("exposed", "exposed_ms", ".2f"), ("reason",),
+        ("NCCL", "nccl_ms", ".2f"), ("exposed", "exposed_ms", ".2f"),
+        ("notes", lambda row: "; ".join(row.get("notes", ()))), ("reason",),
     ),
 )  # fmt: skip

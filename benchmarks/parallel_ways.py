@@ -32,8 +32,8 @@ Train = Callable[[int], None]
 
 
 class Problem(NamedTuple):
-    """What is measured; `batch` is a process's, `image` None the model's own size.  On "cpu"
-    processes meet by Gloo: a rehearsal."""
+    """What is measured; `batch` is a process's, `alone` a GPU's that trains for itself, if it is
+    another; `image` None the model's own size.  On "cpu" processes meet by Gloo: a rehearsal."""
 
     model: str
     way: str
@@ -41,15 +41,21 @@ class Problem(NamedTuple):
     image: int | None
     dtype: str
     device: str = "cuda"
+    alone: int | None = None
+
+    def batch_of(self, name: str) -> int:
+        """A process's, alone or together."""
+        return self.alone or self.batch if name == ALONE else self.batch
 
 
 class Here(NamedTuple):
-    """What a process trains on."""
+    """What a process trains on; `notes` is what a way says of itself."""
 
     problem: Problem
     built: Built
     device: torch.device
     rank: int
+    notes: list[str]
 
 
 def wait(device: torch.device) -> None:
@@ -60,12 +66,9 @@ def wait(device: torch.device) -> None:
 # ---- PyTorch's own loop --------------------------------------------------------------------------
 
 
-def _batch(here: Here, channels_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    draws, size, image = (
-        torch.Generator().manual_seed(here.rank),
-        here.problem.batch,
-        here.built.image,
-    )
+def _batch(here: Here, name: str, channels_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    draws = torch.Generator().manual_seed(here.rank)
+    size, image = here.problem.batch_of(name), here.built.image
     x = torch.randn(size, 3, image, image, generator=draws).to(here.device)
     labels = torch.randint(0, here.built.classes, (size,), generator=draws)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -97,18 +100,23 @@ def _step(here: Here, piece_bytes: int | None) -> Iterator[tuple[str, Train]]:
     import relay_wgrad.torch as rt
 
     relay_wgrad.register()
-    batch, module = _batch(here, False), here.built.module.to(here.device)
-    with _cast(here):
-        step = rt.TrainingStep(module, batch[0], loss="cross_entropy", piece_bytes=piece_bytes)
-    yield ALONE, _loop(here, step, step.parameters(), batch)
-    parallel = DistributedDataParallel(step, gradient_as_bucket_view=True)
-    yield TOGETHER, _loop(here, parallel, step.parameters(), batch)
+    module = here.built.module.to(here.device)
+    for name, size in ((ALONE, 0), (TOGETHER, piece_bytes)):  # alone in one piece
+        batch = _batch(here, name, False)
+        with _cast(here):
+            step = rt.TrainingStep(module, batch[0], loss="cross_entropy", piece_bytes=size)
+        called: Any = step
+        if name == TOGETHER:
+            called = DistributedDataParallel(step, gradient_as_bucket_view=True)
+        yield name, _loop(here, called, step.parameters(), batch)
+        if not step.captured and here.device.type == "cuda":
+            here.notes.append(f"{name}: calls are no CUDA graphs")
 
 
 def _pytorch(here: Here, compiles: bool) -> Iterator[tuple[str, Train]]:
-    batch = _batch(here, True)
     made = here.built.module.to(here.device).to(memory_format=torch.channels_last)
     for name, model in ((ALONE, made), (TOGETHER, None)):
+        batch = _batch(here, name, True)
         whole = model or DistributedDataParallel(made, gradient_as_bucket_view=True)
         called: Any = torch.compile(whole, dynamic=False) if compiles else whole
 
@@ -142,29 +150,30 @@ def _all_late() -> Iterator[None]:
         yield
 
 
-def _trainer(here: Here, is_late: bool) -> Iterator[tuple[str, Train]]:
+def _trainer(here: Here, is_late: bool, graph: bool = True) -> Iterator[tuple[str, Train]]:
     import relay_wgrad
     from relay_wgrad.frontend import from_torch
     from relay_wgrad.training.options import Options
     from relay_wgrad.training.trainer import Trainer
 
     relay_wgrad.register()
-    image = here.built.image
-    x = torch.zeros(here.problem.batch, 3, image, image)
-    graph = here.built.graph or from_torch(here.built.module, (x,))
-    batch = graph.random_batch(here.rank)
+    image, dtype = here.built.image, {"bf16": "bfloat16"}.get(here.problem.dtype)
     for name in (ALONE, TOGETHER):
+        x = torch.zeros(here.problem.batch_of(name), 3, image, image)
+        net = here.built.graph or from_torch(here.built.module, (x,))
+        batch = net.random_batch(here.rank)
         made = Trainer(
-            graph, str(here.device), lr=1e-3, dtype={"bf16": "bfloat16"}.get(here.problem.dtype),
-            distributed=name == TOGETHER, on_gpu=Options(benchmark=True),
+            net, str(here.device), lr=1e-3, dtype=dtype, distributed=name == TOGETHER,
+            on_gpu=Options(benchmark=True, graph=graph),
         )  # fmt: skip
 
-        def train(steps: int, made: Trainer = made) -> None:
+        def train(steps: int, made: Trainer = made, batch: Any = batch) -> None:
             for _ in made.train(itertools.repeat(batch, steps)):
                 pass
 
         with _all_late() if is_late else contextlib.nullcontext():
             yield name, train
+        here.notes.extend(f"{name}: {note}" for note in made.place.notes)
 
 
 WAYS: dict[str, Callable[[Here], Iterator[tuple[str, Train]]]] = {
@@ -173,6 +182,7 @@ WAYS: dict[str, Callable[[Here], Iterator[tuple[str, Train]]]] = {
     "compile": lambda here: _pytorch(here, True),
     "eager": lambda here: _pytorch(here, False),
     "trainer": lambda here: _trainer(here, False),
+    "kernels": lambda here: _trainer(here, False, graph=False),
     "late": lambda here: _trainer(here, True),
 }
 
@@ -238,7 +248,8 @@ def figures(problem: Problem, rank: int, steps: int = STEPS, warm: int = WARM) -
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
-    here = Here(problem, build(problem.model, problem.batch, problem.image), device, rank)
+    built = build(problem.model, problem.batch, problem.image)
+    here = Here(problem, built, device, rank, [])
     rounds, traced = dict[str, list[list[float]]](), dict[str, Any]()
     for name, train in WAYS[problem.way](here):
         train(warm)
@@ -248,11 +259,15 @@ def figures(problem: Problem, rank: int, steps: int = STEPS, warm: int = WARM) -
         rounds[name] = every
         if name == TOGETHER and device.type == "cuda":
             traced = _traced(train, here)
-    one, together = (statistics.mean(map(max, rounds[name])) for name in (ALONE, TOGETHER))
+    one, together = (
+        problem.batch_of(name) * statistics.mean(map(max, rounds[name]))
+        for name in (ALONE, TOGETHER)
+    )
     dist.destroy_process_group()
     return {
-        "one": problem.batch * one, "all": problem.batch * len(every) * together,
-        "scaling": together / one, "ms": 1e3 / together, "rounds": rounds, **traced,
+        "one": one, "all": len(every) * together, "scaling": together / one,
+        "ms": 1e3 * problem.batch / together, "rounds": rounds, **traced,
+        **({"notes": here.notes} if here.notes else {}),
     }  # fmt: skip
 
 

@@ -47,8 +47,9 @@ ROLES: dict[ConvKind, tuple[str, str, str]] = {
 
 SIZE_BOUND = 2**31  # of a size or an attribute: kernels and libraries hold them in 32 bits
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
-_LONG = {short: long for long, short in _SHORT.items()}
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
+"""Short names, as problems' texts, the command line and trainers take them, and the long ones."""
+_SHORT = {long: short for short, long in DTYPES.items()}
 
 
 def transposed_size(
@@ -327,7 +328,7 @@ def _parsed(line: str) -> ConvProblem:
     args |= {"kernel_layout": KERNELS[rank]}
     args |= {f"{name}_layout": ACTIVATIONS[rank] for name in ("data", "grad")}
     args["groups"] = _ints("groups", fields.get("groups", "1"), 1)[0]
-    for key, suffix, table in (("layout", "layout", None), ("dtype", "dtype", _LONG)):
+    for key, suffix, table in (("layout", "layout", None), ("dtype", "dtype", DTYPES)):
         if key in fields:
             parts = fields[key].split("/")
             if len(parts) != 3 or (table is not None and any(x not in table for x in parts)):

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..backend_names import STOCK
-from ..problem import ConvProblem
+from ..problem import DTYPES, ConvProblem
 
 if TYPE_CHECKING:
     import tvm
 
     from ..frontend import TrainingGraph
 
-DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
 LOSS = "cross_entropy"  # by default
 BATCH = 4  # where none is given: a file may leave it open
 PT2 = ".pt2"  # how the file of an exported PyTorch program ends

@@ -1,5 +1,8 @@
 """A function's work as one CUDA graph: the host gives it to the device at once.
 
+What no graph can hold, such as a collective that other processes take part in, stands between two
+graphs (`Lane.outside`).
+
 A step of ResNet-50 is a thousand kernels; a virtual machine needs longer to start them than a small
 batch takes.  A graph starts them in microseconds, with the addresses that they had.
 """
@@ -28,6 +31,8 @@ class Lane:
         runtime.call("cudaSetDevice", int(device.index))
         self.runtime, self._device = runtime, device
         self._stream = cudart.Stream(runtime)
+        self._graphs: cudart.Graphs | None = None  # of the work that is captured
+        self._is_rehearsal = False
 
     def done(self, function: Callable[[], Any]) -> Any:
         """What a function gives; what was before it is over first, and so is its work after."""
@@ -46,15 +51,34 @@ class Lane:
         """
         from byoc_cudnn.building.compiled import release_workspaces  # loaded where a GPU is
 
-        graph = cudart.Graph(self.runtime)
+        graphs = cudart.Graphs(self.runtime)
 
         def capture() -> Any:
-            with graph.capture(self._stream):
-                return function()
+            with graphs.capture(self._stream):
+                self._graphs = graphs
+                try:
+                    return function()
+                finally:
+                    self._graphs = None
 
         result = self.done(capture)
         release_workspaces()  # of the calls before
-        return result, lambda: graph.launch(self._current())
+        return result, lambda: graphs.launch(self._current())
+
+    def rehearsed(self, function: Callable[[], Any]) -> None:
+        """`done`, but for what is `outside`: that is left out."""
+        self._is_rehearsal = True
+        try:
+            self.done(function)
+        finally:
+            self._is_rehearsal = False
+
+    def outside(self, action: Callable[[], None]) -> None:
+        """Does what no graph can hold: of captured work each time that it is repeated, there."""
+        if self._graphs is not None:
+            self._graphs.between(action)
+        elif not self._is_rehearsal:
+            action()
 
     def copy(self, to: Any, source: Any) -> None:
         """Gives the current stream a copy from one of the device's tensors to another."""

@@ -11,7 +11,7 @@ import ctypes
 import gc
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,39 +126,71 @@ class Stream:
         runtime.at_the_end_of(self, "cudaStreamDestroy", handle)
 
 
-class Graph:
-    """Work that a stream was given within `capture`, to be given again as one."""
+class Graphs:
+    """Work that a stream was given within `capture`, to be given again: graphs, and what the host
+    does between two of them."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime, self._exec = runtime, _P()
+        self._runtime = runtime
+        self._stream: Stream | None = None  # that is captured
+        self._parts: list[_P | Callable[[], None]] = []
 
     @contextlib.contextmanager
     def capture(self, stream: Stream) -> Iterator[None]:
-        """What the stream is given within is not done but kept; once for a graph.
+        """What the stream is given within is not done but kept; once for an object.
 
         Raises RuntimeError with CUDA's words where it was given what no graph can hold.  Garbage is
         not collected meanwhile: giving a tensor's memory back would be an error of its destructor.
         """
-        graph = _P()
-        with _uncollected():
-            self._runtime.call("cudaStreamBeginCapture", stream.handle, _THREAD_LOCAL)
-            try:
-                yield
-            except BaseException:
-                self._runtime.quietly("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
-                if graph:
-                    self._runtime.quietly("cudaGraphDestroy", graph)
-                self._runtime.quietly("cudaGetLastError")
-                raise
-        self._runtime.call("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
+        self._stream = stream
         try:
-            self._runtime.call("cudaGraphInstantiate", ctypes.byref(self._exec), graph, 0)
+            with _uncollected():
+                self._begin()
+                try:
+                    yield
+                except BaseException:
+                    self._give_up()
+                    raise
+                self._end()
         finally:
-            self._runtime.quietly("cudaGraphDestroy", graph)
-        self._runtime.at_the_end_of(self, "cudaGraphExecDestroy", self._exec)
+            self._stream = None
+
+    def between(self, action: Callable[[], None]) -> None:
+        """Within a capture: an action that is done where it stands now, each time, and not now."""
+        self._end()
+        self._parts.append(action)
+        self._begin()
 
     def launch(self, stream: int | None) -> None:
-        self._runtime.call("cudaGraphLaunch", self._exec, stream)
+        """Gives a stream the work, and does what is between its parts."""
+        for part in self._parts:
+            if callable(part):
+                part()
+            else:
+                self._runtime.call("cudaGraphLaunch", part, stream)
+
+    def _begin(self) -> None:
+        assert self._stream is not None
+        self._runtime.call("cudaStreamBeginCapture", self._stream.handle, _THREAD_LOCAL)
+
+    def _end(self) -> None:
+        assert self._stream is not None
+        graph, made = _P(), _P()
+        self._runtime.call("cudaStreamEndCapture", self._stream.handle, ctypes.byref(graph))
+        try:
+            self._runtime.call("cudaGraphInstantiate", ctypes.byref(made), graph, 0)
+        finally:
+            self._runtime.quietly("cudaGraphDestroy", graph)
+        self._runtime.at_the_end_of(self, "cudaGraphExecDestroy", made)
+        self._parts.append(made)
+
+    def _give_up(self) -> None:
+        assert self._stream is not None
+        graph = _P()
+        self._runtime.quietly("cudaStreamEndCapture", self._stream.handle, ctypes.byref(graph))
+        if graph:
+            self._runtime.quietly("cudaGraphDestroy", graph)
+        self._runtime.quietly("cudaGetLastError")
 
 
 @contextlib.contextmanager

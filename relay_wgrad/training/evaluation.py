@@ -24,7 +24,7 @@ from .forward_backward import two_parts
 from .options import Options
 from .processes import Processes, local_device
 from .size_cache import BySize
-from .step import ADJOINT
+from .step import ADJOINT, precision
 
 
 class Evaluation(NamedTuple):
@@ -63,7 +63,7 @@ class Evaluator:
             device = local_device(device)
         self.graph, self.place = graph, place(device, on_gpu)
         self.processes = Processes.join(self.place.name) if distributed else None
-        self._dtype = dtype
+        self._dtype = precision(graph, dtype)
         self._layout = self.place.layout if layout is None else layout
         self._of_counts: dict[int, Any] = {}  # programs of the loss of a part of a batch
         self._sized = BySize(graph, self.place, self._compiled, progress)

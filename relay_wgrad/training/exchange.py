@@ -8,15 +8,20 @@ So loss, gradients and new running statistics are multiplied by n_r, added up by
 divided by the sum of the weights, which is one number more of each.  A value that is not finite
 anywhere is so everywhere: what is decided by it is decided together.
 
-Where gradients of several batches are accumulated, only the sum is exchanged: each process adds up
-its n_r P / sum(n_r) dL_r/dp, of P processes, whose plain mean is what the whole batches' would be.
+Where gradients of A batches are accumulated, only the sum is exchanged, with the last batch: each
+process adds up its n_r P / (A sum(n_r)) dL_r/dp, of P processes, whose plain mean is what the whole
+batches' would be.
+
+All that a step computes here may be captured in a CUDA graph, which has tensors' places and not
+their values: so the weight is a tensor, nothing takes memory, and all-reduces are `outside`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -97,35 +102,44 @@ class Exchange:
     """Tensors of TVM's to their means over processes: all at once, or a step's as they are made
     (`send`, `finish`).
 
-    updates : whether the step that is run ends with an update, for which gradients are exchanged.
     counts : whether a step's `finish` counts what is not finite.
-    own : of the step that ran last what this process had before the exchange: the loss, and of a
-        dynamic loss scale how many values of its gradients were not finite.
+    accumulate : how many batches' gradients an update takes.
+    outside : does what no CUDA graph can hold (`relay_wgrad.training.capture.Lane`).
+    own : of the step that ran last what this process sent: its loss times the weight, and of a
+        dynamic loss scale how many of all values were not finite.
     """
 
-    def __init__(self, processes: Processes, counts: bool = False) -> None:
-        self.processes, self.weight, self.updates = processes, 1.0, True
-        self.counts, self.own = counts, list[Any]()
-        self._total: Any = None  # of the processes' weights, in the last call
+    def __init__(self, processes: Processes, counts: bool = False, accumulate: int = 1) -> None:
+        import torch
+
+        self.processes, self.counts, self.accumulate = processes, counts, accumulate
+        self.own, self.is_begun = list[Any](), False
+        self.outside: Callable[[Callable[[], None]], None] = _at_once
         for name, function in (
             (RUNS[0], _process_mean), (RUNS[1], _transposed_mean), (SEND, _send),
         ):  # fmt: skip
             tvm_ffi.register_global_func(name, function, override=True)
+        # What this process's batch counts, and what its gradients are multiplied by to be added up.
+        self.weight, self._share = (
+            torch.ones((), dtype=torch.float64, device=processes.device) for _ in range(2)
+        )
+        self._known = 1.0  # the weight, for the host
+        self._is_first = self._is_last = True  # of the batches of an update
         self._buckets: dict[Any, list[tuple[list[int], _Bucket]]] = {}  # by the tensors' kinds
+        self._alike: dict[Any, Any] = {}  # what `memory_like` gave
         self._sends: dict[int, _Bucket] = {}  # a step's, by their numbers
-        self._packed: dict[int, list[Any]] = {}  # of those that are: where their means go
-        self._works: list[Any] = []  # all-reduces on their way, of the first of these
+        # Of the step that runs: what was accumulated by buckets' numbers, where means of those go
+        # that are packed, how many of them, the first ones, are given to PyTorch to be sent, and
+        # whether the share is there.
+        self._sums: Sequence[Sequence[Any]] = ()
+        self._packed: dict[int, list[Any]] = {}
+        self._given, self._has_share = 0, False
+        self._works: list[Any] = []  # all-reduces on their way
         self._infinite: list[Any] = []
-        self.is_begun = False
 
-    def __call__(self, tensors: Sequence[Any], weight: float | None = None) -> list[Any]:
-        """`weight` : what this process counts, by default its batch's.
-
-        Results lie in memory that the next call writes over.  Raises ConnectionError where another
-        process has gone.
-        """
-        import torch.distributed as dist
-
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        """Plain means, in memory that the next call writes over.  Raises ConnectionError where
+        another process has gone."""
         kinds = tuple((tuple(map(int, t.shape)), str(t.dtype)) for t in tensors)
         if kinds not in self._buckets:
             self._buckets[kinds] = [
@@ -133,20 +147,27 @@ class Exchange:
                 for places in buckets(kinds)
             ]
         made: list[Any] = [None] * len(tensors)
-        counts = self.weight if weight is None else weight
-        with heard(), on_stream(self.processes.device):
+        with on_stream(self.processes.device):
             given = [as_torch(t) for t in tensors]
             # Packing one bucket takes place while the ones before are on their way.
-            works = []
             for places, bucket in self._buckets[kinds]:
-                bucket.pack([given[place] for place in places], counts)
-                works.append(dist.all_reduce(bucket.flat, async_op=True))
-            for work, (places, bucket) in zip(works, self._buckets[kinds], strict=True):
-                work.wait()
-                self._total = bucket.divide()
+                bucket.pack([given[place] for place in places])
+                self._start([bucket])
+            self._wait()
+            for places, bucket in self._buckets[kinds]:
+                bucket.divide()
                 for place, result in zip(places, bucket.results, strict=True):
                     made[place] = result
         return made
+
+    def begin(self, sums: Sequence[Sequence[Any]] = ()) -> None:
+        """Before a step that sends.
+
+        sums : of gradients that are accumulated what there is, by buckets' numbers, none for those
+            that have no gradients; without, all means are of this batch alone.
+        """
+        self._packed.clear()
+        self._given, self._has_share, self._sums, self.is_begun = 0, False, sums, True
 
     def send(self, number: int, tensors: Sequence[Any], means: Sequence[Any]) -> None:
         """Starts the all-reduce of a step's bucket, once those of lower numbers are on their way.
@@ -154,21 +175,25 @@ class Exchange:
         The tensors, which may be half ones of wider means, may be written over then; the means are
         there after `finish`.
         """
-        import torch.distributed as dist
-
-        with heard(), on_stream(self.processes.device):
+        with on_stream(self.processes.device):
             given = [as_torch(t) for t in tensors]
             if number not in self._sends:
                 kinds = [(tuple(map(int, t.shape)), str(t.dtype)) for t in means]
                 self._sends[number] = _Bucket(kinds, self.processes.device)
-            if not number:
-                self.own.insert(0, tvm.runtime.from_dlpack(given[0].clone()))
-            self._sends[number].pack(given, self.weight)
+            self._sends[number].pack(given)
             self._packed[number] = [as_torch(t) for t in means]
-            if self.counts:
-                self._infinite.append(self._sends[number].infinite())
-            while (first := len(self._works)) in self._packed:
-                self._works.append(dist.all_reduce(self._sends[first].flat, async_op=True))
+            starts = list[_Bucket]()
+            while self._given in self._packed:
+                if self._is_sum(self._given):
+                    self._share_of_batch(starts)
+                    self._add_up(self._given)
+                else:
+                    self._sends[self._given].flat.mul_(self.weight)
+                if self._is_sent(self._given):
+                    starts.append(self._sends[self._given])
+                self._given += 1
+            if starts:
+                self.outside(partial(self._start, starts))
 
     def finish(self) -> None:
         """Waits for what the step has sent, on a GPU on its stream: the means are where they go.
@@ -177,43 +202,110 @@ class Exchange:
         """
         import torch
 
-        assert len(self._works) == len(self._packed)
-        with heard(), on_stream(self.processes.device):
-            for number, work in enumerate(self._works):
-                work.wait()
-                self._sends[number].divide()
-                torch._foreach_copy_(self._packed[number], self._sends[number].views)
-            if self.counts:
-                self.own.append(tvm.runtime.from_dlpack(torch.stack(self._infinite).sum()))
-        self._end()
-
-    def _end(self) -> None:
-        for of_step in (self._packed, self._works, self._infinite):
-            of_step.clear()
-        self.is_begun = False
-
-    def parts(self, tensors: Sequence[Any]) -> list[Any]:
-        """Tensors times what this process's batch counts beside the mean of all, by the last call:
-        the plain mean of these over the processes is the whole batch's."""
-        import torch
-
+        assert self._given == len(self._packed)
         with on_stream(self.processes.device):
-            factor = self._total.reciprocal() * (self.weight * self.processes.world)
-            made = torch._foreach_mul([as_torch(t) for t in tensors], factor)
-            return [tvm.runtime.from_dlpack(t) for t in made]
+            self.outside(self._end)
+            for number, means in self._packed.items():
+                bucket = self._sends[number]
+                if self._is_sent(number):
+                    bucket.divide()
+                torch._foreach_copy_(means, bucket.views)
+        self._packed.clear()
+        self.is_begun = False
 
     def give_away(self) -> None:
         """What the last call gave stays as it is: the next one takes other memory."""
         self._buckets.clear()
 
-    def weigh(self, weight: float, updates: bool = True) -> None:
-        """What this process's next batch counts; the step that is run next is this trainer's, and
-        `updates` or not."""
-        if self._works:  # of a step that ended with an error: some may still be on their way
-            self._sends.clear()
-        self._end()
-        self.weight, self.updates, _running.exchange = weight, updates, self
-        self.own, self.is_begun = [], True
+    def weigh(self, weight: float, step: int = 0) -> None:
+        """What this process's next batch counts, that of a step, counted from 0; the step that is
+        run next is this trainer's."""
+        with on_stream(self.processes.device):
+            if self.processes.device == "cpu" and self._works:
+                self._sends.clear()  # some may still be read and written
+            for work in self._works:  # of a step that ended with an error
+                if self.processes.device != "cpu":
+                    work.wait()  # on the stream, and not here
+            self._works.clear()
+            self._infinite.clear()
+            if weight != self._known:
+                self.weight.fill_(weight)
+        place = step % self.accumulate
+        self._is_first, self._is_last = place == 0, place == self.accumulate - 1
+        self._known, self.own, _running.exchange = weight, [], self
+        self.begin()
+
+    def memory_like(self, tensor: Any) -> Any:
+        """A tensor of that kind, always the same one: what is sent must lie where it lay."""
+        kind = tuple(tensor.shape), tensor.dtype
+        if kind not in self._alike:
+            self._alike[kind] = tensor.new_empty(tensor.shape)
+        return self._alike[kind]
+
+    def kind(self) -> tuple[bool, bool]:
+        """Of the step that is next: whether its batch is the first, and the last, of an update."""
+        return self._is_first, self._is_last
+
+    # ---- gradients that are added up -------------------------------------------------------------
+
+    def _is_sum(self, number: int) -> bool:
+        return bool(self._sums and self._sums[number])
+
+    def _is_sent(self, number: int) -> bool:
+        return self._is_last or not self._is_sum(number)
+
+    def _share_of_batch(self, starts: list[_Bucket]) -> None:
+        """Makes it, by the sum of the weights, which all buckets have that were sent before."""
+        if self._has_share:
+            return
+        if starts:
+            self.outside(partial(self._start, [*starts]))
+            starts.clear()
+        self.outside(self._wait)
+        self._share.copy_(self.weight).mul_(self.processes.world / self.accumulate)
+        self._share.div_(self._sends[0].flat[-1])
+        self._has_share = True
+
+    def _add_up(self, number: int) -> None:
+        import torch
+
+        bucket = self._sends[number]
+        bucket.flat.mul_(self._share)
+        if not self._is_first:
+            torch._foreach_add_(bucket.views, [as_torch(t) for t in self._sums[number]])
+        bucket.flat[-1].fill_(1.0)
+
+    # ---- what no graph can hold ------------------------------------------------------------------
+
+    def _start(self, starts: Sequence[_Bucket]) -> None:
+        import torch.distributed as dist
+
+        with heard(), on_stream(self.processes.device):
+            for bucket in starts:
+                if bucket is self._sends.get(0):
+                    self.own.append(tvm.runtime.from_dlpack(bucket.views[0].clone()))
+                if self.counts:
+                    self._infinite.append(bucket.infinite())
+                self._works.append(dist.all_reduce(bucket.flat, async_op=True))
+
+    def _wait(self) -> None:
+        with heard(), on_stream(self.processes.device):
+            for work in self._works:
+                work.wait()
+        self._works.clear()
+
+    def _end(self) -> None:
+        import torch
+
+        self._wait()
+        if self.counts and self._infinite:
+            with on_stream(self.processes.device):
+                self.own.append(tvm.runtime.from_dlpack(torch.stack(self._infinite).sum()))
+        self._infinite.clear()
+
+
+def _at_once(action: Callable[[], None]) -> None:
+    action()
 
 
 class _Running:
@@ -225,17 +317,28 @@ class _Running:
 _running = _Running()
 
 
-def _process_mean(x: Any, y: Any, weight: float = 1.0) -> None:
+def _process_mean(x: Any, y: Any, weight: Any = None) -> None:
     """`relay_wgrad.ops.process_mean`, into y."""
-    import torch.distributed as dist
+    import torch
 
     exchange = _running.exchange
     assert exchange is not None
-    with heard(), on_stream(exchange.processes.device):
-        made = as_torch(y)
-        made.copy_(as_torch(x)).mul_(weight)
-        dist.all_reduce(made)
-        made.div_(exchange.processes.world * weight)
+    with on_stream(exchange.processes.device):
+        given = as_torch(x)
+        sent = exchange.memory_like(given).copy_(given)
+        if weight is not None:
+            sent.mul_(weight)
+        exchange.outside(partial(_reduced, exchange.processes.device, sent))
+        made = torch.div(sent, exchange.processes.world, out=as_torch(y))
+        if weight is not None:
+            made.div_(weight)
+
+
+def _reduced(device: str, tensor: Any) -> None:
+    import torch.distributed as dist
+
+    with heard(), on_stream(device):
+        dist.all_reduce(tensor)
 
 
 def _transposed_mean(x: Any, y: Any) -> None:
@@ -275,8 +378,8 @@ class _Bucket:
         ]
         self.results = [tvm.runtime.from_dlpack(view) for view in self.views]
 
-    def pack(self, tensors: Sequence[Any], weight: float) -> None:
-        """These values, which may be narrower, and their weight."""
+    def pack(self, tensors: Sequence[Any]) -> None:
+        """These values, which may be narrower, and a weight of 1."""
         import torch
 
         # Of several dtypes together PyTorch copies each tensor by a kernel of its own.
@@ -286,16 +389,12 @@ class _Bucket:
                 some.append(tensor)
         for views, some in lists.values():
             torch._foreach_copy_(views, some)
-        self.flat[-1] = 1.0
-        if weight != 1.0:
-            self.flat.mul_(weight)
+        self.flat[-1].fill_(1.0)
 
     def infinite(self) -> Any:
         """How many values are not finite."""
         return self.flat.isfinite().logical_not_().sum()
 
-    def divide(self) -> Any:
-        """Sums become means; the sum of the weights."""
-        total = self.flat[-1].clone()
-        self.flat.div_(total)
-        return total
+    def divide(self) -> None:
+        """Sums become means; the sum of the weights stays."""
+        self.flat[:-1].div_(self.flat[-1])

@@ -43,6 +43,12 @@ class Work(Protocol):
     def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """(what a function gives, what does its work)."""
 
+    def rehearsed(self, function: Callable[[], Any]) -> None:
+        """`done`, without what is outside of graphs."""
+
+    def outside(self, action: Callable[[], None]) -> None:
+        """Does what no graph can hold."""
+
     def copy(self, to: Any, source: Any) -> None:
         """Gives the device a copy."""
 
@@ -137,7 +143,7 @@ class Repeated:
         def call() -> None:
             self._step.held(places, params, state, control)
 
-        self._work.done(call)
+        self._work.rehearsed(call)  # other processes may not rehearse now
         return params, state, control
 
     def _copy(self, tensor: Any) -> Any:
@@ -163,3 +169,20 @@ class Repeated:
         for place, value in zip(places, values, strict=True):
             if place.data_ptr() != value.data_ptr():
                 self._work.copy(place, value)
+
+
+class Kinds:
+    """Steps that go several ways, by what the host knows: each way is a graph of its own.
+
+    kind : of the step that is next.  make : a step of a kind that is new.
+    """
+
+    def __init__(self, kind: Callable[[], object], make: Callable[[], Repeated]) -> None:
+        self._kind, self._make = kind, make
+        self.steps: dict[object, Repeated] = {}
+
+    def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
+        kind = self._kind()
+        if kind not in self.steps:
+            self.steps[kind] = self._make()
+        return self.steps[kind](inputs, params, state, control)

@@ -4,8 +4,9 @@
 last tensor of a bucket is made it calls `SEND`, which packs the bucket and starts its all-reduce,
 and gives tensors that `Exchange.finish` writes once the step is over.  Nothing reads them before.
 
-What is in a bucket, and in which order buckets are sent, follows from the parameters alone, from
-the last one on: the processes may have programs for other sizes of batches.
+What is in a bucket, and in which order buckets are sent, follows from the parameters alone: the
+loss and statistics first, then gradients from the last one on.  The processes may have programs for
+other sizes of batches.
 """
 
 from __future__ import annotations
@@ -24,50 +25,55 @@ from .exchange import SEND, Kind, buckets
 from .step import ADJOINT
 
 
-def with_sends(module: tvm.IRModule, graph: TrainingGraph) -> tvm.IRModule:
-    """The module of a step, in which its results become means over the processes.
+def with_sends(module: tvm.IRModule, graph: TrainingGraph) -> tuple[tvm.IRModule, list[list[int]]]:
+    """(the module of a step, in which its results become means over the processes; of each bucket
+    the places of its gradients among all).
 
-    Those are the loss, the graph's new statistics and all gradients; the loss is the first tensor
-    of bucket 0.
+    Those results are the loss, the graph's new statistics and all gradients; the loss is the first
+    tensor of bucket 0, and no bucket has both gradients and others.
     """
     func = relax.transform.CanonicalizeBindings()(module)[ADJOINT]  # no other names for results
     outputs, gradients = (list(part.fields) for part in func.body.body.fields)
     averaged = [0, *(graph.outputs.index(name) for name in graph.updates)]
-    # (which list of results, the place in it), in the order of sending.
-    places = [(outputs, i) for i in averaged]
-    places += [(gradients, i) for i in reversed(range(len(gradients)))]
-    values = [some[i] for some, i in places]
-    view, sent = Graph(func), dict[int, list[tuple[int, list[int]]]]()
-    for number, members in enumerate(buckets([_kind(value.ty) for value in values])):
-        last = max(view.index.get(values[member], -1) for member in members)
-        sent.setdefault(last, []).append((number, members))
+    backwards = list(reversed(range(len(gradients))))
+    # (which list of results, the places in it of each bucket), in the order of sending.
+    places: list[tuple[list[Any], list[int]]] = []
+    for some, order in ((outputs, averaged), (gradients, backwards)):
+        kinds = [_kind(some[place].ty) for place in order]
+        places += [(some, [order[i] for i in members]) for members in buckets(kinds)]
+    values = {some[place] for some, members in places for place in members}
+    view, sent = Graph(func), dict[int, list[int]]()
+    for number, (some, members) in enumerate(places):
+        last = max(view.index.get(some[place], -1) for place in members)
+        sent.setdefault(last, []).append(number)
     narrow = {value: view.value[value].args[0] for value in values if _is_widened(value, view)}
     writer, own = Writer(dataflow_block(func)), dict[Any, Any]()
 
-    def send(place: int) -> None:
-        for number, members in sent.get(place, ()):
-            given = [narrow.get(values[i], values[i]) for i in members]
+    def send(at: int) -> None:
+        for number in sent.get(at, ()):
+            some, members = places[number]
+            own_values = [some[place] for place in members]
+            given = [narrow.get(value, value) for value in own_values]
             given = [own.get(value, value) for value in given]
-            means = _means(writer, number, given, [values[i].ty for i in members])
-            for member, mean in zip(members, means, strict=True):
-                some, i = places[member]
-                some[i] = mean
+            means = _means(writer, number, given, [value.ty for value in own_values])
+            for place, mean in zip(members, means, strict=True):
+                some[place] = mean
 
     send(-1)
-    for place, binding in enumerate(bindings_of(func)):
+    for at, binding in enumerate(bindings_of(func)):
         if binding.var in values:  # no result any more, so its memory is the step's
             value = substitute(binding.value, own)
             if binding.var not in narrow:
                 own[binding.var] = writer.emit(binding.var.name, value, binding.span)
         else:
             writer.keep(binding, own)
-        send(place)
+        send(at)
     others = [own.get(output, output) for output in outputs]
     module = module.clone()
     module[ADJOINT] = with_bindings(
         func, writer.bindings, result=relax.Tuple([relax.Tuple(others), relax.Tuple(gradients)])
     )
-    return module
+    return module, [members if some is gradients else [] for some, members in places]
 
 
 def _is_widened(value: Any, view: Graph) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import tvm
@@ -16,7 +17,7 @@ from ..frontend import TrainingGraph
 from .capture import refusal
 from .compiled import Compiled, Progress
 from .exchange import Exchange
-from .graph_replay import Fixed, Repeated, Work
+from .graph_replay import Fixed, Kinds, Repeated, Work
 from .optim import is_decoupled, optimizer_for
 from .places import Place
 from .sends import with_sends
@@ -95,8 +96,9 @@ class Recipe:
         else:
             mod = converted(mod, self.layout)
         layout_changes = (changes(before), changes(mod[ADJOINT]))
-        if self.means is not None and self.update.accumulate == 1:
-            mod = with_sends(mod, graph)
+        sent: Sequence[Sequence[int]] = ()
+        if self.means is not None:
+            mod, sent = with_sends(mod, graph)
         variables = mod[ADJOINT].params if place.is_gpu else None
         rule = optimizer_for(graph, self.optimizer, self.lr, variables)
         how: dict[str, Any] = {
@@ -108,7 +110,7 @@ class Recipe:
         with place.memory_errors():
             compiled = place.compile(mod, progress)
             whole = WholeStep(
-                compiled.vm.__getitem__, graph, **how, own=self.own, means=self.means
+                compiled.vm.__getitem__, graph, **how, own=self.own, means=self.means, sent=sent
             )  # fmt: skip
             step = self._repeated(mod, whole)
             taken = replace(graph, inputs=(*graph.inputs, rates_spec(graph, self.update)))
@@ -120,12 +122,18 @@ class Recipe:
         """The step as a CUDA graph, where it can be one."""
         if self.place.work is None:
             return step
-        if self.means is not None:  # which PyTorch's process group computes, in streams of its own
-            self.place.notes.append("steps are not one CUDA graph: several processes take part")
-            return step
         if reason := refusal(mod, step.functions):
-            self.place.notes.append(f"steps are not one CUDA graph: {reason}")
+            self._note(f"steps are not one CUDA graph: {reason}")
             return step
         if self._work is None:
             self._work = self.place.work()
-        return Repeated(step, self._work, self.place.notes.append, self.fixed)
+            if self.means is not None:
+                self.means.outside = self._work.outside
+        make = partial(Repeated, step, self._work, self._note, self.fixed)
+        if self.means is None or self.update.accumulate == 1:
+            return make()
+        return Kinds(self.means.kind, make)
+
+    def _note(self, text: str) -> None:
+        if text not in self.place.notes:
+            self.place.notes.append(text)

@@ -23,6 +23,7 @@ from ..graph.rebuild import Writer, substitute, with_bindings
 from ..graph.walk import bindings_of, dataflow_block, functions_in
 from ..pipeline.arena import NAME as ARENA
 from ..pipeline.storages import static_bytes
+from ..problem import DTYPES
 from ..transform import grad
 from ..transform.depth_forms import AUTO, Wanted
 from ..transform.mask_order import masks_early
@@ -47,7 +48,8 @@ def step_module(
     Parameters
     ----------
     graph : in float32 for a half `dtype`.
-    dtype : None or the graph's own, or "float16" or "bfloat16" for mixed precision.
+    dtype : None or the graph's own, or "float16" ("f16") or "bfloat16" ("bf16") for mixed
+        precision.
     checkpoint : None, "auto", or names of tensors in the file; see `TrainingGraph.checkpointed`.
     scaled : the last argument is a float32 scalar `loss_scale`: the loss is multiplied by it before
         differentiation and the gradients divided by it after, so that small ones survive float16.
@@ -66,12 +68,7 @@ def step_module(
     for name, value in (("scaled", scaled), ("wide_weight_gradients", wide_weight_gradients),
                         ("raise_norms", raise_norms)):  # fmt: skip
         checked_bool(f"step_module: {name}", value)
-    if dtype not in (None, graph.dtype, *HALVES):
-        raise ValueError(
-            f"dtype={dtype!r}: expected {', '.join(HALVES)} or the graph's own, {graph.dtype}"
-        )
-    if is_half(graph, dtype) and graph.dtype != "float32":
-        raise ValueError(f"dtype={dtype!r}: mixed precision needs a float32 graph")
+    dtype = precision(graph, dtype)
     module = differentiated(
         graph, graph.trainable, SCALE if scaled else None, dtype, checkpoint,
         wide_weight_gradients, raise_norms,
@@ -79,6 +76,22 @@ def step_module(
     if scaled:
         module[ADJOINT] = _unscaled(module[ADJOINT])
     return module
+
+
+def precision(graph: TrainingGraph, dtype: str | None) -> str | None:
+    """The long name of a step's dtype, which may be the short one, None for the graph's own.
+
+    Raises ValueError for one that is neither half nor the graph's own, and for a half one of
+    another graph than a float32 one.
+    """
+    found = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if found not in (None, graph.dtype, *HALVES):
+        raise ValueError(
+            f"dtype={dtype!r}: expected {', '.join(HALVES)} or the graph's own, {graph.dtype}"
+        )
+    if is_half(graph, found) and graph.dtype != "float32":
+        raise ValueError(f"dtype={dtype!r}: mixed precision needs a float32 graph")
+    return found
 
 
 def is_half(graph: TrainingGraph, dtype: str | None) -> bool:

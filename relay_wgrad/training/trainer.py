@@ -27,7 +27,7 @@ from .options import Options
 from .processes import Processes, local_device
 from .size_cache import BySize
 from .sized_step import Recipe, SizedStep
-from .step import ADJOINT
+from .step import ADJOINT, precision
 from .stored_layout import StoredLayout, Tensors
 from .transfers import Row
 from .update import Update, checked, rates
@@ -54,9 +54,10 @@ class Trainer:
         the trainer can be set between steps.
     update : what else becomes of gradients and parameters: decay, clipping, a schedule of the rate,
         a moving average (`relay_wgrad.training.Update`).
-    dtype : None for the graph's own, or "float16" or "bfloat16": convolutions and matrix products
-        take operands in that type and add up in float32; parameters, optimizer state and loss stay
-        float32, and on a CPU normalizations and weights' gradients (see `on_gpu`).
+    dtype : None for the graph's own, or "float16" ("f16") or "bfloat16" ("bf16"): convolutions and
+        matrix products take operands in that type and add up in float32; parameters, optimizer
+        state and loss stay float32, and on a CPU normalizations and weights' gradients (see
+        `on_gpu`).
     loss_scale : what the loss is multiplied by before differentiation, and the gradients divided by
         after; a positive number, or "dynamic": starts at 65536, halves and leaves out the update
         when a gradient is not finite, doubles after 200 good steps.  By default 1024 with float16,
@@ -112,6 +113,7 @@ class Trainer:
         lr = default_lr(optimizer, graph) if lr is None else lr
         rule = optimizer_for(graph, optimizer, lr)
         self.lr, self.graph, self.seed = lr, graph, seed
+        dtype = precision(graph, dtype)
         self.dtype = graph.dtype if dtype is None else dtype
         self._dynamic = loss_scale == "dynamic"
         self._scale = scales.initial_scale(loss_scale, self.dtype)
@@ -129,7 +131,7 @@ class Trainer:
         self.place = place(device, on_gpu)
         if distributed:
             self.processes = Processes.join(self.place.name)
-            self._exchange = Exchange(self.processes, self._dynamic)
+            self._exchange = Exchange(self.processes, self._dynamic, update.accumulate)
             self._agree()
         own = len(rule.state)
         with self.place.memory_errors():
@@ -247,8 +249,6 @@ class Trainer:
             self._weigh(batch)
             made = threads.run(self.compiled.vm[ADJOINT], *arguments)
             outputs, gradients = self._sized.last.exchanged(made)
-            if self._exchange is not None:
-                self._exchange.give_away()
         pairs = zip(self.graph.trainable, gradients, strict=True)
         return outputs, [self._kept.read(name, gradient) for name, gradient in pairs]
 
@@ -386,8 +386,7 @@ class Trainer:
             if not self._is_alike:
                 self.processes.agree({"axes of parameters": dict(self._kept.axes)})
                 self._is_alike = True
-            updates = (self.steps + 1) % self.update.accumulate == 0
-            self._exchange.weigh(weight_of(self.graph, batch), updates)
+            self._exchange.weigh(weight_of(self.graph, batch), self.steps)
 
     def _agree(self) -> None:
         """Raises ValueError where another process trains something else, or otherwise."""
@@ -448,7 +447,7 @@ class Trainer:
             return
         first = self._recipe.own
         sums = slice(first, first + len(self.graph.trainable))
-        means = self._exchange(self._state[sums], 1.0)
+        means = self._exchange(self._state[sums])
         self._exchange.give_away()
         self._state = [*self._state[:first], *means, *self._state[sums.stop :]]
 

@@ -4,12 +4,13 @@ Some functions of Relax, which `WholeStep` calls one after another:
 
     step_scale(control) -> the loss scale                                   where there is one
     main_adjoint(inputs…, parameters…, [scale]) -> (outputs, gradients)
-                                        several processes send theirs meanwhile (`sends`); here,
-                                        of gradients that are accumulated, their sums, once an
-                                        update (`exchange`)
+                                        several processes send theirs meanwhile (`sends`), and
+                                        of gradients that are accumulated their sums, with the
+                                        last batch of an update
     gradients_not_finite((gradients…)) -> how many of their values          of a dynamic scale
     step_control(control, loss, [count]) -> (control, whether to update, whether anything moves)
-    step_accumulate(rates, (so far…), (gradients…)) -> (gradients…)   where they are accumulated
+    step_accumulate(rates, (so far…), (gradients…)) -> (gradients…)   where one process
+                                        accumulates them; of several `exchange` does
     step_clip(rates, (gradients…)) -> rates                      where the norm is clipped
     optimizer((trained…), (gradients…), (state…), (statistics…), (new ones…), updates, runs, rates)
         -> ((trained…), (state…), (statistics…))
@@ -26,7 +27,6 @@ write its results over what it takes: on a GPU it does, in a few kernels (`byoc_
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,7 @@ class WholeStep:
     function : a function of the machine by its name.
     update : as of `with_update`; `own`: how many tensors of state the optimizer's rule has.
     means : where several processes train together: of loss, new statistics and gradients the means
-        over them.
+        over them, of the buckets that `sent` has (`sends.with_sends`).
 
     Called with (inputs and rates, parameters in the graph's order, optimizer state, control) it
     gives new (parameters, state, control), some of which may be the tensors that it was given,
@@ -149,9 +149,10 @@ class WholeStep:
         update: Update | None = None,
         own: int = 0,
         means: Exchange | None = None,
+        sent: Sequence[Sequence[int]] = (),
     ) -> None:
         self._function, self._scaled, self._dynamic = function, scaled, dynamic
-        self._means = means
+        self._means, self._sent = means, sent
         update = Update() if update is None else update
         self._clips, self._accumulates = update.clip_norm is not None, update.accumulate > 1
         self._sums = slice(own, own + len(graph.trainable))
@@ -164,7 +165,8 @@ class WholeStep:
     def functions(self) -> list[str]:
         """The names of what it calls."""
         parts = {SCALE_OF: self._scaled, ADJOINT: True, FOUND: self._dynamic, CONTROL: True,
-                 ACCUMULATE: self._accumulates, CLIP: self._clips}  # fmt: skip
+                 ACCUMULATE: self._accumulates and self._means is None,
+                 CLIP: self._clips}  # fmt: skip
         return [name for name, there in parts.items() if there] + [UPDATE]
 
     def __call__(self, inputs: Tensors, params: Tensors, state: Tensors, control: Any) -> Made:
@@ -172,21 +174,10 @@ class WholeStep:
 
     def exchanged(self, made: Any) -> tuple[Tensors, Tensors]:
         """What `main_adjoint` gave, (outputs, gradients), as of all processes' batches."""
-        if self._means is not None and self._accumulates:
-            return self._exchanged(*made)
         if self._means is not None:
             self._means.finish()
         outputs, gradients = made
         return outputs, gradients
-
-    def _exchanged(self, outputs: Tensors, gradients: Tensors) -> tuple[Tensors, Tensors]:
-        assert self._means is not None
-        places = [0, *self._new]
-        means = self._means([*(outputs[i] for i in places), *gradients])
-        outputs = list(outputs)
-        for place, mean in zip(places, means, strict=False):
-            outputs[place] = mean
-        return outputs, means[len(places) :]
 
     def held(
         self, inputs: Tensors, params: Tensors, state: Tensors, control: Any
@@ -203,12 +194,12 @@ class WholeStep:
 
         scale = [recorded(SCALE_OF)(control)] if self._scaled else []
         *values, rates = inputs
-        outputs, gradients = recorded(ADJOINT)(*values, *params, *scale)
-        accumulated = partial(recorded(ACCUMULATE), rates, state[self._sums])
+        sums = state[self._sums] if self._accumulates else []
         if self._means is not None:
-            outputs, gradients = self._together(outputs, gradients, accumulated)
-        elif self._accumulates:
-            gradients = accumulated(gradients)
+            self._means.begin([[sums[place] for place in some] for some in self._sent if sums])
+        outputs, gradients = self.exchanged(recorded(ADJOINT)(*values, *params, *scale))
+        if self._accumulates and self._means is None:
+            gradients = recorded(ACCUMULATE)(rates, sums, gradients)
         found = [recorded(FOUND)(gradients)] if self._dynamic else []
         found += [rates] if self._accumulates else []
         control, updates, runs = recorded(CONTROL)(control, outputs[0], *found)
@@ -224,25 +215,6 @@ class WholeStep:
         for place, value in zip(self._kept, statistics, strict=True):
             made[place] = value
         return (made, list(state), control), held
-
-    def _together(
-        self, outputs: Tensors, gradients: Tensors, accumulated: Callable[[Tensors], Tensors]
-    ) -> tuple[Tensors, Tensors]:
-        """(outputs, gradients) of all processes' batches; of gradients that are accumulated this
-        process's part, until there is an update."""
-        means = self._means
-        assert means is not None
-        if not self._accumulates:
-            means.finish()
-            return outputs, gradients
-        means.own.append(outputs[0])
-        outputs, _ = self._exchanged(outputs, ())
-        gradients = accumulated(means.parts(gradients))
-        if not means.updates:
-            return outputs, gradients
-        if self._dynamic:
-            means.own.append(self._function(FOUND)(gradients))
-        return outputs, means(gradients, 1.0)
 
 
 def _scale(control: Any) -> Any:

@@ -19,8 +19,8 @@ def test_what_nothing_else_runs_beside() -> None:
     assert exposed([], [(0, 4)]) == 0
 
 
-def rehearse(way: str) -> None:
-    problem = Problem("small", way, 2, None, "tf32", "cpu")
+def rehearse(way: str, alone: int | None = None) -> None:
+    problem = Problem("small", way, 2, None, "tf32", "cpu", alone)
     ended = run_ranks(
         Path(small_parallel.__file__), 2, json.dumps(problem._asdict()), "1", "1", forked=False,
         warnings="ignore",
@@ -34,10 +34,10 @@ def rehearse(way: str) -> None:
 
 
 def test_a_row_is_rehearsed() -> None:
-    rehearse("eager")
+    rehearse("eager", alone=4)
 
 
 @pytest.mark.longer("processes of their own; PyTorch's stay")
-@pytest.mark.parametrize("way", ["step", "trainer", "late"])
+@pytest.mark.parametrize("way", ["step", "trainer", "kernels", "late"])
 def test_our_ways(way: str) -> None:
     rehearse(way)

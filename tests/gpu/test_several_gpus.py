@@ -1,4 +1,5 @@
-"""Several processes on as many GPUs by NCCL, beside one that has all of each batch."""
+"""Several processes on as many GPUs by NCCL, beside one that has all of each batch, and beside the
+same steps without CUDA graphs."""
 
 from __future__ import annotations
 

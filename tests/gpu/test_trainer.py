@@ -23,6 +23,7 @@ from relay_wgrad.training.optim import OPTIMIZERS
 from relay_wgrad.training.options import Options
 from relay_wgrad.training.trainer import Trainer
 from relay_wgrad.training.update import Update
+from tests.support.gpu.growth import grown, taken
 from tests.support.trained import same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
@@ -260,6 +261,15 @@ def test_a_graph_is_the_calls(options: dict[str, Any]) -> None:
     places = [t.data_ptr() for t in (*one.params.all, *one._state)]
     list(one.train(given[:3]))
     assert places == [t.data_ptr() for t in (*one.params.all, *one._state)]
+
+
+def test_two_thousand_steps_take_no_more_memory() -> None:
+    given, one, found = batches(4), trainer("cuda", **PLAIN["momentum"]), []
+    for count in (200, 1800):
+        for _ in one.train(given[i % 4] for i in range(count)):
+            pass
+        found.append(taken())
+    assert grown(*found) == [], found
 
 
 def test_without_graphs() -> None:

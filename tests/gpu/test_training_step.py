@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 import relay_wgrad.torch as rt
+from tests.support.gpu.growth import grown, taken
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 
@@ -179,6 +180,23 @@ def test_memory_stays(step: Any) -> None:
         torch.cuda.synchronize()
         free.append(torch.cuda.mem_get_info()[0])
     assert free[-1] >= free[2] - 2**21  # other processes aside
+
+
+def test_two_thousand_steps_take_no_more_memory(step: Any) -> None:
+    """Of the device beside what 200 have, and of the process some of Python's own."""
+    ours, _ = step
+    batches = [data(seed) for seed in range(4)]
+    optimizer = torch.optim.SGD(ours.parameters(), 1e-3, momentum=0.9, fused=True)
+    found = []
+    for count in (200, 1800):
+        for i in range(count):
+            optimizer.zero_grad()
+            x, labels = batches[i % 4]
+            fn.cross_entropy(ours(x), labels).backward()
+            optimizer.step()
+        found.append(taken())
+    assert ours.captured
+    assert grown(*found) == [], found
 
 
 def test_evaluation_and_a_move(step: Any) -> None:

@@ -84,26 +84,50 @@ def runtime(folder: Path) -> Counting:
 class Repeating:
     """Stands in for `relay_wgrad.training.capture.Lane`: what is captured is called again.
 
-    As a graph does, it gives the results of the capture no new place; `done`, `captured` and
-    `launches` are counted, and `refuses` is what a capture raises.
+    As a graph does, it gives the results of the capture no new place, and does between its parts
+    what the first of its repetitions had there.  `done`, `captured`, `launches` and what is
+    `outside` are counted, and `refuses` is what a capture raises.
     """
 
     def __init__(self, refuses: Exception | None = None) -> None:
         self.refuses = refuses
         self.calls: Counter[str] = Counter()
+        self._actions: list[Callable[[], None]] = []  # of the graph that is launched
+        self._place: int | None = None  # among them
+        self._is_rehearsal = False
 
     def done(self, function: Callable[[], Any]) -> Any:
         self.calls["done"] += 1
         return function()
+
+    def rehearsed(self, function: Callable[[], Any]) -> None:
+        self._is_rehearsal = True
+        self.done(function)
+        self._is_rehearsal = False
+
+    def outside(self, action: Callable[[], None]) -> None:
+        if self._is_rehearsal:
+            return
+        self.calls["outside"] += 1
+        if self._place is not None:
+            self._actions[self._place :] = self._actions[self._place :] or [action]
+            action = self._actions[self._place]
+            self._place += 1
+        action()
 
     def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         self.calls["captured"] += 1
         if self.refuses is not None:
             raise self.refuses
 
+        actions: list[Callable[[], None]] = []
+
         def launch() -> None:
             self.calls["launches"] += 1
+            self._actions, self._place = actions, 0
             function()
+            assert self._place == len(actions)
+            self._place = None
 
         return None, launch
 

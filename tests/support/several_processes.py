@@ -27,11 +27,13 @@ import tvm
 import relay_wgrad
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.training import exchange, state
+from relay_wgrad.training import trainer as trainer_module
 from relay_wgrad.training.data import Data
 from relay_wgrad.training.evaluation import Evaluator
 from relay_wgrad.training.processes import Processes
 from relay_wgrad.training.trainer import Trainer
 from relay_wgrad.training.update import Update
+from tests.support.cuda_stand_in import Repeating, runtime, stand_in
 from tests.support.fast import FAST
 from tests.support.trained import snapshot
 
@@ -162,27 +164,27 @@ def sent(seen: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
 
 @check
 def sent_early(folder: Path) -> None:
-    """Each bucket is on its way as soon as its last gradient is there."""
+    """Each bucket is on its way as soon as its last gradient is there; of gradients that are
+    accumulated with the last batch of an update."""
     exchange.LIMITS = (1, 1)
     graph = graph_of("cross_entropy(label_smoothing=0.1)")
-    trainer, events = Trainer(graph, FAST, distributed=True), list[str]()
-
-    def noted(func: Any, name: str, before: bool, *_: Any) -> int:
-        if before and not name.startswith("vm."):
-            events.append("send" if name == exchange.SEND else "kernel")
-        return 0
-
-    data = data_of(graph, samples(40))
-    trainer.compiled.vm.set_instrument(noted)
-    with sent(lambda: events.append("all-reduce")) as numbers:
-        trainer.step(data.batch(0))
-    trainer.compiled.vm.set_instrument(None)
-    buckets = 1 + len(graph.trainable)
-    assert events.count("send") == len(numbers) == buckets
-    # All but the last are on their way when that is made, and kernels run in between.
-    before = events[: len(events) - events[::-1].index("send")]
-    assert before.count("all-reduce") == buckets - 1, events
-    assert before[before.index("all-reduce") :].count("kernel") > 1, events
+    data, buckets = data_of(graph, samples(40)), 1 + len(graph.trainable)
+    for update in (Update(accumulate=2), Update()):
+        trainer, events = Trainer(graph, FAST, distributed=True, update=update), list[str]()
+        noted = functools.partial(_noted, events)
+        for step in range(update.accumulate):
+            events.clear()
+            trainer.compiled.vm.set_instrument(noted)
+            with sent(lambda: events.append("all-reduce")) as numbers:  # noqa: B023
+                trainer.step(data.batch(step))
+            trainer.compiled.vm.set_instrument(None)
+            assert events.count("send") == buckets
+            # All but the last are on their way when that is made, and kernels run in between.
+            before = events[: len(events) - events[::-1].index("send")]
+            is_last = step == update.accumulate - 1
+            assert len(numbers) == (buckets if is_last else 1)
+            assert before.count("all-reduce") == len(numbers) - is_last, events
+            assert before[before.index("all-reduce") :].count("kernel") > 1, events
     arguments = trainer.arguments(data.batch(1))
     own = [x.numpy() for x in trainer.compiled.vm["main_adjoint"](*arguments)[1]]
     with sent() as numbers:
@@ -198,6 +200,12 @@ def sent_early(folder: Path) -> None:
     both(trainer, lambda: stepped(alone, data_of(graph, samples(40), whole=True).batch(0)), 10,
          {"arrays": samples(40)})  # fmt: skip
     exchange.LIMITS = LIMITS
+
+
+def _noted(events: list[str], func: Any, name: str, before: bool, *_: Any) -> int:
+    if before and not name.startswith("vm."):
+        events.append("send" if name == exchange.SEND else "kernel")
+    return 0
 
 
 def stepped(trainer: Trainer, batch: Any) -> Trainer:
@@ -441,18 +449,102 @@ def full_disk(folder: Path) -> None:
     trainer.step(data_of(graph, samples(40)).batch(0))
 
 
+@contextlib.contextmanager
+def as_on_gpus(folder: Path, work: Repeating | None) -> Iterator[None]:
+    """Within it a trainer's steps go to a stand-in for a GPU, and are repeated by `work`."""
+    own = folder / f"cudart_{dist.get_rank()}"
+    own.mkdir(exist_ok=True)
+    counted, join = runtime(own), Processes.join
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            trainer_module, "place", lambda *_: stand_in(counted, work, target=FAST)
+        )  # fmt: skip
+        patch.setattr(Processes, "join", lambda _: join("cpu"))
+        yield
+
+
+def graphed(folder: Path, graph: TrainingGraph, work: Repeating | None, **options: Any) -> Trainer:
+    with as_on_gpus(folder, work):
+        return Trainer(graph, "cuda", distributed=True, **options)
+
+
 @check
-def one_is_killed(folder: Path) -> None:
-    """The others hear at once that the last one has gone."""
-    graph, trainer = fresh()
+def graphs(folder: Path) -> None:
+    """Bit for bit as without, where one process captures its steps and the other cannot, batches
+    count differently, and the last ones are of other sizes."""
+    exchange.LIMITS = (1, 1)
+    short: dict[str, Any] = {"drop_last": False}
+    update = Update(accumulate=3, clip_norm=1.0)
+    labels, training = (
+        graph_of("cross_entropy(weight=[1, 2, 1, 0.5, 3])"),
+        graph_of(bn="train", batch=SIZE),
+    )
+    cases: list[tuple[TrainingGraph, dict[str, Any], dict[str, Any]]] = [
+        (labels, {}, short), (labels, {"update": update}, short),
+        (training, {"sync_batch_norm": True}, {}),
+    ]  # fmt: skip
+    for graph, options, how in cases:
+        ends = []
+        for refuses in (None, RuntimeError("not permitted")):
+            work = Repeating(None if dist.get_rank() == 0 else refuses)
+            one, plain = (graphed(folder, graph, w, **options) for w in (work, None))
+            assert not one.place.notes
+            data = Data(graph, samples(21 if how else 48), size=None if graph is training else SIZE,
+                        shard=shard(), **how)  # fmt: skip
+            losses = [list(t.train(data.batch(step) for step in range(24))) for t in (one, plain)]
+            assert losses[0] == losses[1]
+            for a, b in zip(tensors(one), tensors(plain), strict=True):
+                np.testing.assert_array_equal(a, b)
+            assert is_one(one)
+            assert (work.calls["launches"] > 0) is not bool(work.refuses)
+            assert len(one.place.notes) == bool(work.refuses), one.place.notes
+            ends.append(losses[0])
+        assert ends[0] == ends[1]
+    exchange.LIMITS = LIMITS
+
+
+@check
+def not_finite_in_a_graph(folder: Path) -> None:
+    """One process's NaN, while later steps are on their way, ends the training in all of them."""
+    graph = graph_of()
+    trainer = graphed(folder, graph, Repeating())
     data = data_of(graph, samples(40))
-    trainer.step(data.batch(0))
+    batches = [data.batch(step) for step in range(30)]
+    losses = list(trainer.train(batches[:6]))
+    before = tensors(trainer)
+    if dist.get_rank() == 1:
+        batches[6] = {**batches[6], "input": np.full_like(batches[6]["input"], np.nan)}
+    with pytest.raises(FloatingPointError, match="step 7: the loss is nan in process 1;"):
+        losses += trainer.train(batches[6:])
+    assert len(losses) == trainer.steps == 6
+    for a, b in zip(tensors(trainer), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.isfinite(trainer.step(data.batch(6)))
+    assert is_one(trainer)
+
+
+def killed(trainer: Trainer, steps: int) -> None:
+    """The others hear at once that the last one has gone."""
+    data = data_of(graph_of(), samples(40))
+    list(trainer.train(data.batch(step) for step in range(steps)))
     if dist.get_rank() == dist.get_world_size() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises(ConnectionError, match="another process has ended"):
-        list(trainer.train(data.batch(step) for step in range(1, 5)))
+        list(trainer.train(data.batch(step) for step in range(steps, steps + 5)))
     assert time.monotonic() - start < 30
+
+
+@check
+def one_is_killed(folder: Path) -> None:
+    killed(fresh()[1], 1)
+
+
+@check
+def one_is_killed_in_a_graph(folder: Path) -> None:
+    work = Repeating()
+    killed(graphed(folder, graph_of(), work), 5)
+    assert work.calls["launches"]
 
 
 def main(folder: str, *names: str) -> None:

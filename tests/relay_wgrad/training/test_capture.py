@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import tvm
 
-from relay_wgrad.training import capture
+from relay_wgrad.training import capture, cudart
 from tests.support.cuda_stand_in import Repeating
 
 
@@ -32,3 +32,71 @@ def test_no_call_finds_the_results_of_another(monkeypatch: pytest.MonkeyPatch) -
     captured.replay()
     assert found == [0, 0, 0]
     assert work.calls == {"captured": 1, "launches": 1}
+
+
+class Recording:
+    """CUDA's runtime, by the names of what is called; handles are numbers."""
+
+    def __init__(self) -> None:
+        self.said, self._made = list[str](), 0
+
+    def call(self, name: str, *args: Any) -> None:
+        if name in ("cudaStreamCreateWithFlags", "cudaGraphInstantiate", "cudaStreamEndCapture"):
+            self._made += 1
+            args[1 if name == "cudaStreamEndCapture" else 0]._obj.value = self._made
+        if "Graph" in name or "Capture" in name:
+            self.said.append(name.removeprefix("cuda"))
+
+    quietly = call
+
+    def at_the_end_of(self, owner: Any, name: str, *args: Any) -> None:
+        pass
+
+
+BEGIN = "StreamBeginCapture"
+END = ["StreamEndCapture", "GraphInstantiate", "GraphDestroy"]
+
+
+def test_what_no_graph_holds_stands_between_two() -> None:
+    """It is done each time that the graphs are launched, and neither in the capture nor in a
+    rehearsal."""
+    runtime = Recording()
+    lane = capture.Lane(cast("cudart.Runtime", runtime), tvm.cpu())
+
+    def work() -> str:
+        for text in ("one", "two"):
+            runtime.said.append("kernel")
+            lane.outside(lambda text=text: runtime.said.append(text))  # type: ignore[misc]
+        runtime.said.append("kernel")
+        return "result"
+
+    lane.rehearsed(work)
+    assert runtime.said == ["kernel"] * 3
+    runtime.said.clear()
+    assert lane.done(work) == "result"
+    assert runtime.said == ["kernel", "one", "kernel", "two", "kernel"]
+    runtime.said.clear()
+    result, launch = lane.captured(work)
+    assert result == "result"
+    assert runtime.said == [BEGIN, "kernel", *END] * 3
+    runtime.said.clear()
+    for _ in range(2):
+        launch()
+    assert runtime.said == ["GraphLaunch", "one", "GraphLaunch", "two", "GraphLaunch"] * 2
+
+
+def test_a_capture_that_fails_ends() -> None:
+    """What is outside is done at once again, and the stream captures no more."""
+    runtime = Recording()
+    lane = capture.Lane(cast("cudart.Runtime", runtime), tvm.cpu())
+
+    def work() -> None:
+        lane.outside(lambda: None)
+        raise ValueError("of the step")
+
+    with pytest.raises(ValueError, match="of the step"):
+        lane.captured(work)
+    assert runtime.said.count(BEGIN) == runtime.said.count(END[0]) == 2
+    runtime.said.clear()
+    lane.outside(lambda: runtime.said.append("done"))
+    assert runtime.said == ["done"]

@@ -23,12 +23,13 @@ DAILY = (
     "sync_batch_norm",
     "sent_early",
     "sent_in_order",
+    "graphs",
     "not_finite",
     "saved",
     "full_disk",
     "parameters_of_the_first",
 )
-LAST = "one_is_killed"  # nobody goes on after it
+LAST = ("one_is_killed", "one_is_killed_in_a_graph")  # nobody goes on after one of them
 
 
 def run(folder: Path, world: int, *names: str) -> None:
@@ -37,19 +38,23 @@ def run(folder: Path, world: int, *names: str) -> None:
         assert done.stdout.count("is as it should be") == len(names)
 
 
-def test_two_processes(tmp_path: Path) -> None:
-    """What two do, and at the end what the first one hears when the second is killed."""
-    names = (*DAILY, LAST)
-    first, last = run_ranks(Path(several_processes.__file__), 2, str(tmp_path), *names)
+def run_and_kill(folder: Path, *names: str) -> None:
+    """The last check kills the second of two processes."""
+    first, last = run_ranks(Path(several_processes.__file__), 2, str(folder), *names)
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("is as it should be") == len(names)
     assert last.returncode == -signal.SIGKILL, last.stderr
 
 
+def test_two_processes(tmp_path: Path) -> None:
+    """What two do, and at the end what the first one hears when the second is killed."""
+    run_and_kill(tmp_path, *DAILY, LAST[0])
+
+
 @pytest.mark.longer("programs of their own; those of one stay")
 def test_what_else_two_do(tmp_path: Path) -> None:
-    names = [name for name in several_processes.CHECKS if name not in (*DAILY, LAST)]
-    run(tmp_path, 2, *names)
+    names = [name for name in several_processes.CHECKS if name not in (*DAILY, *LAST)]
+    run_and_kill(tmp_path, *names, LAST[1])
 
 
 @pytest.mark.longer("needs three processes; two stay")

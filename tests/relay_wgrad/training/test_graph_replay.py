@@ -22,6 +22,12 @@ class Stream:
     def done(self, function: Callable[[], Any]) -> Any:
         return function()
 
+    def rehearsed(self, function: Callable[[], Any]) -> None:
+        function()
+
+    def outside(self, action: Callable[[], None]) -> None:
+        action()
+
     def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         self.captures = True
         try:

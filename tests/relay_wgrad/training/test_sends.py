@@ -49,7 +49,7 @@ def test_each_result_is_sent_once_where_it_is_made(
 ) -> None:
     monkeypatch.setattr(exchange, "LIMITS", (limit, limit))
     graph = graph_of()
-    module = with_sends(step_module(graph), graph)
+    module, sent = with_sends(step_module(graph), graph)
     found = sends(module)
     bindings = list(bindings_of(module[ADJOINT]))
     places = {binding.var: i for i, binding in enumerate(bindings)}
@@ -61,7 +61,11 @@ def test_each_result_is_sent_once_where_it_is_made(
         sizes = [4 * int(np.prod([int(n) for n in x.ty.shape.values] or [1])) for x in operands]
         assert sum(sizes[:-1]) < limit
     assert count == 1 + len(graph.updates) + len(graph.trainable)
-    assert (len(found) == 1) is (limit > 200)
+    assert (len(found) == 2) is (limit > 200)
+    # Gradients are in buckets of their own, from the last one on.
+    assert not sent[0]
+    assert sent[-1][-1] == 0
+    assert sorted(place for some in sent for place in some) == list(range(len(graph.trainable)))
     assert sorted(int(call.args[1].fields[0]) for _, call in found) == list(range(len(found)))
 
 
@@ -77,7 +81,7 @@ def test_alone_it_gives_its_own(dtype: str | None) -> None:
     exchange.Exchange(Processes(0, 1, True, "cpu"))
     graph = graph_of()
     plain = step_module(graph, dtype=dtype, wide_weight_gradients=False)
-    sent = with_sends(plain, graph)
+    sent, _ = with_sends(plain, graph)
     operands = {str(x.ty.dtype) for _, call in sends(sent) for x in list(call.args[1].fields)[1:]}
     assert operands == ({"float32"} if dtype is None else {"float32", "bfloat16"})
     arguments = [np.asarray(a) for a in graph.arguments(graph.random_batch(0))]

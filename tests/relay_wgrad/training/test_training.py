@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tvm
 from tvm import relax
 
 from legalize.cpu import host_target
 from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import TrainingGraph, from_onnx
+from relay_wgrad.training.evaluation import Evaluator
 from relay_wgrad.training.optim import OPTIMIZERS, UNNORMALIZED, default_lr
 from relay_wgrad.training.step import step_module
 from relay_wgrad.training.trainer import Trainer
@@ -170,6 +172,19 @@ def test_options_of_another_type(options: dict[str, Any], message: str) -> None:
     graph = from_onnx(residual_net(blocks=0))
     with pytest.raises(TypeError, match=message):
         Trainer(**{"graph": graph, **options})
+
+
+def test_dtypes_have_short_names_too() -> None:
+    """Those of the command line: the same step, loss scale and evaluation."""
+    graph = from_onnx(residual_net(blocks=0))
+    short, long = (trainer(graph, dtype=name) for name in ("f16", "float16"))
+    assert (short.dtype, short.loss_scale) == (long.dtype, long.loss_scale) == ("float16", 1024.0)
+    tvm.ir.assert_structural_equal(short.module, long.module)
+    tvm.ir.assert_structural_equal(step_module(graph, dtype="bf16"),
+                                   step_module(graph, dtype="bfloat16"))  # fmt: skip
+    for wrong in ("int8", "half"):
+        with pytest.raises(ValueError, match=f"dtype='{wrong}': expected float16, bfloat16 or"):
+            Evaluator(graph, dtype=wrong)
 
 
 def test_mixed_precision_of_a_double_graph_is_refused() -> None:
