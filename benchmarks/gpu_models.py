@@ -1,9 +1,10 @@
 """The networks of `benchmarks gpu steps`, as PyTorch modules with seeded weights.
 
 A name is one of torchvision's (`resnet50`, `mobilenet_v2`, …) or timm's, imported when it is asked
-for; `unet`, ours, or `unet3d` and `unet3d_instance`, of volumes; or `onnx:` and a bundled network,
-whose weights are then those that `from_onnx` gives it.  Dropout and stochastic depth are left out,
-so that all sides compute the same.
+for; `unet`, ours, or `unet3d`, `unet3d_instance` and `resenc_m`, of volumes, the last nnU-Net's
+plan ResEnc M for patches of 128³; or `onnx:` and a bundled network, whose weights are then those
+that `from_onnx` gives it.  Dropout and stochastic depth are left out, so that all sides compute the
+same.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ SUITES = {
              "mnasnet1_0", "shufflenet_v2_x1_0", "vgg11_bn", "efficientnet_v2_s"),
 }  # fmt: skip
 """Those that kernels and rules were chosen by, and others."""
-_VOLUMES = {"unet3d": False, "unet3d_instance": True}  # whether by instance normalization
+_VOLUMES: dict[str, dict[str, Any]] = {
+    "unet3d": {"instance": False},
+    "unet3d_instance": {"instance": True},
+    "resenc_m": {
+        "instance": True, "widths": (32, 64, 128, 256, 320, 320), "blocks": (1, 3, 4, 6, 6, 6),
+        "bias": True,
+    },
+}  # fmt: skip
 _SYNONYMS = {"squeezenet": "squeezenet1_1"}
 _RANDOM = ("Dropout", "Dropout2d", "StochasticDepth", "DropPath")
 
@@ -64,7 +72,7 @@ def build(name: str, batch: int, image: int | None) -> Built:
         module = OnnxModule(bundled, graph).train()
         return Built(module, graph.inputs[0].shape[2], graph, int(graph.classes or CLASSES))
     if name in _VOLUMES:
-        return Built(VolumeUNet(_VOLUMES[name]).train(), image or 128, None, 4, volume=True)
+        return Built(VolumeUNet(**_VOLUMES[name]).train(), image or 128, None, 4, volume=True)
     return Built(still(_module(name)).train(), image or 224, None, CLASSES)
 
 

@@ -5,10 +5,11 @@
 Prints a line of JSON for each side.  A side is `ours`, compiled as a whole, of which it times the
 calls and, on a GPU, the replays of one CUDA graph; `step`, `relay_wgrad.torch.TrainingStep`;
 `backend`, `torch.compile(backend="relay_wgrad")`; or PyTorch's: `eager`, `compile`
-(`torch.compile`), `graphs` (mode "reduce-overhead").  Each computes the loss and the gradients of
-all parameters from the same weights and batch: NHWC, tf32 allowed in "tf32", autocast or
-`step_module`'s mixed precision in halves, a loss scale in "f16".  Several of
-PyTorch's in one process share the algorithms that cuDNN chose.
+(`torch.compile`), `graphs` (mode "reduce-overhead"), `contiguous` (`compile`, channels first).
+Each computes the loss and the gradients of all parameters from the same weights and batch: NHWC but
+where it is said otherwise, tf32 allowed in "tf32", autocast or `step_module`'s mixed precision in
+halves, a loss scale in "f16".  Several of PyTorch's in one process share the algorithms that cuDNN
+chose.
 
 What needs no GPU is done before the process asks for its turn (`benchmarks.gpu_turns`): ours up
 to the loaded library, `torch.compile`'s code of both passes.  cuDNN's choices and all that is timed
@@ -45,7 +46,8 @@ from benchmarks.parent import end_with_parent
 
 HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 DTYPES = ("tf32", "f32", *HALVES)
-PYTORCH = ("eager", "compile", "graphs")
+PYTORCH = ("eager", "compile", "graphs", "contiguous")
+ALONE = ("step", "contiguous")  # tensors lie channels first: in processes of their own
 # As a trainer's step; without our own convolution kernels; with normalizations written out.
 OURS = ("ours", "cudnn", "written")
 SIDES = (*OURS, *PYTORCH, "step", "backend")
@@ -186,7 +188,7 @@ def pytorch(
         memory.begin()
         x, labels = (t.to(device) for t in batch)
         module = built.module.to(device)
-        if "step" not in sides:
+        if not set(sides) & set(ALONE):
             last = torch.channels_last_3d if built.volume else torch.channels_last
             module = module.to(memory_format=last)
             x = x.contiguous(memory_format=last)
@@ -211,7 +213,7 @@ def pytorch(
         return loss
 
     for side in sides:
-        if side in ("compile", "graphs") and not turns.held:
+        if side in ("compile", "graphs", "contiguous") and not turns.held:
             began = time.perf_counter()
             try:
                 call(side)

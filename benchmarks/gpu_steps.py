@@ -1,17 +1,18 @@
 """Forward and backward of whole networks on a GPU: our compiled step beside PyTorch's.
 
 A row is a network and a dtype, with the figures of each side: `ours`, and those of --against:
-PyTorch's `eager`, `compile` and `graphs` (torch.compile, and with CUDA graphs), or `step`,
-`backend`, `cudnn`, which is ours without our own convolution kernels, and `written`, which is ours
-with normalizations written out (`benchmarks.gpu_sides`).
+PyTorch's `eager`, `compile`, `graphs` and `contiguous` (torch.compile, with CUDA graphs, and of
+tensors with the channels first), or `step`, `backend`, `cudnn`, which is ours without our own
+convolution kernels, and `written`, which is ours with normalizations written out
+(`benchmarks.gpu_sides`).
 Each side is a process of its own, or all of PyTorch's are one (--together: cuDNN tunes once).
 Processes compile side by side (--jobs), and use the GPU one after another (`benchmarks.gpu_turns`).
 The file is written after each side; with --resume a row that has not all sides is measured anew.
 
-A model is one of torchvision's or timm's, `unet`, `unet3d` or `unet3d_instance` (of volumes, 128³
-if no --image says otherwise), or `onnx:` and a bundled one (`benchmarks.gpu_models`); the suite
-`known` are those that kernels and rules were chosen by, `held` others.  The ratio is our best time
-over PyTorch's best.
+A model is one of torchvision's or timm's, `unet`, `unet3d`, `unet3d_instance` or `resenc_m` (of
+volumes, 128³ if no --image says otherwise), or `onnx:` and a bundled one (`benchmarks.gpu_models`);
+the suite `known` are those that kernels and rules were chosen by, `held` others.  The ratio is our
+best time over PyTorch's best.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu_models import SUITES
-from benchmarks.gpu_sides import DTYPES, LIBRARIES, OURS, PYTORCH, SIDES, Row
+from benchmarks.gpu_sides import ALONE, DTYPES, LIBRARIES, OURS, PYTORCH, SIDES, Row
 from benchmarks.gpu_turns import ENDED, Turnstile, converse, interruptible
 from benchmarks.runner import Benchmark, Case, Option, Rows
 
@@ -130,10 +131,10 @@ def row_of(sides: dict[str, Any]) -> dict[str, Any]:
 def groups(args: argparse.Namespace) -> list[list[str]]:
     """The sides of each process: PyTorch's in one of theirs, if `together`."""
     sides = ["ours", *args.against]
-    theirs = [side for side in sides if side in PYTORCH]
+    theirs = [side for side in sides if side in PYTORCH and side not in ALONE]
     if not args.together or not theirs:
         return [[side] for side in sides]
-    return [*([side] for side in sides if side not in PYTORCH), theirs]
+    return [*([side] for side in sides if side not in theirs), theirs]
 
 
 def is_whole(row: dict[str, Any], args: argparse.Namespace) -> bool:

@@ -7,7 +7,7 @@ Learning" (stride in the 3×3 convolution); Sandler and others, "MobileNetV2".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -146,56 +146,118 @@ class UNet(nn.Module):
         return self.head(x.mean((2, 3), keepdim=True)).flatten(1)
 
 
-class VolumeBlock(nn.Module):
-    """Two convolutions of volumes, each with a normalization and its activation."""
+class Kind(NamedTuple):
+    """Whether normalizations are of instances, with LeakyReLU behind, and convolutions biased."""
 
-    def __init__(self, inside: int, outside: int, stride: int, instance: bool) -> None:
+    instance: bool
+    bias: bool = False
+
+
+def _of_volumes(
+    inside: int, outside: int, size: int, stride: int, kind: Kind, act: bool = True
+) -> list[nn.Module]:
+    """A convolution with its normalization and, if asked for, the activation."""
+    norm: nn.Module = nn.BatchNorm3d(outside)
+    after: nn.Module = nn.ReLU(inplace=True)
+    if kind.instance:
+        norm, after = nn.InstanceNorm3d(outside, affine=True), nn.LeakyReLU(0.01, inplace=True)
+    convolution = nn.Conv3d(inside, outside, size, stride, padding=size // 2, bias=kind.bias)
+    return [convolution, norm, *[after] * act]
+
+
+class VolumeBlock(nn.Module):
+    """Convolutions of volumes, each with a normalization and its activation."""
+
+    def __init__(self, inside: int, outside: int, stride: int, kind: Kind, count: int = 2) -> None:
         super().__init__()
-        parts: list[nn.Module] = []
-        for i, c in enumerate((inside, outside)):
-            parts.append(nn.Conv3d(c, outside, 3, stride if i == 0 else 1, padding=1, bias=False))
-            parts += [
-                nn.InstanceNorm3d(outside, affine=True) if instance else nn.BatchNorm3d(outside),
-                nn.LeakyReLU(0.01) if instance else nn.ReLU(),
-            ]
+        parts = _of_volumes(inside, outside, 3, stride, kind)
+        for _ in range(count - 1):
+            parts += _of_volumes(outside, outside, 3, 1, kind)
         self.parts = nn.Sequential(*parts)
 
     def forward(self, x: Any) -> Any:
         return self.parts(x)
 
 
+class ResidualVolumeBlock(nn.Module):
+    """Two convolutions beside a shortcut, which is averaged where there are strides (ResNet-D)."""
+
+    def __init__(self, inside: int, outside: int, stride: int, kind: Kind) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(
+            *_of_volumes(inside, outside, 3, stride, kind),
+            *_of_volumes(outside, outside, 3, 1, kind, act=False),
+        )
+        shortcut: list[nn.Module] = [nn.AvgPool3d(stride, stride)] if stride > 1 else []
+        if inside != outside:
+            shortcut += _of_volumes(inside, outside, 1, 1, kind._replace(bias=False), act=False)
+        self.shortcut = nn.Sequential(*shortcut)
+        self.after = nn.LeakyReLU(0.01, inplace=True) if kind.instance else nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.after(self.parts(x) + self.shortcut(x))
+
+
 class VolumeUNet(nn.Module):
-    """nnU-Net's plain one: strided convolutions down, transposed ones up.
+    """nnU-Net's: strided convolutions down, transposed ones up.
 
     instance : instance normalization and LeakyReLU, as it has them; else batch normalization and
-        ReLU.  Its logits are averaged, as `UNet`'s.
+        ReLU.
+    blocks : of each level, of its residual encoder, whose decoder has one convolution a level;
+        else its plain one, two convolutions everywhere.
+    levels : logits of each level but the lowest, the finest first, as its deep supervision takes
+        them; else those of the finest, averaged, as `UNet`'s.
+    bias : of the convolutions that a normalization follows, as its plans have it.
     """
 
     def __init__(
-        self, instance: bool, classes: int = 4, widths: Sequence[int] = (32, 64, 128, 256, 320)
+        self,
+        instance: bool,
+        classes: int = 4,
+        widths: Sequence[int] = (32, 64, 128, 256, 320),
+        blocks: Sequence[int] = (),
+        levels: bool = False,
+        bias: bool = False,
     ) -> None:
         super().__init__()
+        self.levels, kind = levels, Kind(instance, bias)
         outer = list(reversed(widths[:-1]))
-        self.down = nn.ModuleList(
-            VolumeBlock(inside, c, 1 if i == 0 else 2, instance)
-            for i, (inside, c) in enumerate(zip([1, *widths], widths, strict=False))
-        )
+        first = widths[0] if blocks else 1
+        stem = _of_volumes(1, first, 3, 1, kind) if blocks else []
+        self.stem = nn.Sequential(*stem)
+        self.down = nn.ModuleList()
+        for i, (inside, c) in enumerate(zip([first, *widths], widths, strict=False)):
+            stride = 1 if i == 0 else 2
+            stage: list[nn.Module] = [] if blocks else [VolumeBlock(inside, c, stride, kind)]
+            for j in range(blocks[i] if blocks else 0):
+                shape = (c, c, 1) if j else (inside, c, stride)
+                stage.append(ResidualVolumeBlock(*shape, kind))
+            self.down.append(nn.Sequential(*stage))
         self.up = nn.ModuleList(
             nn.ConvTranspose3d(inside, c, 2, 2)
             for inside, c in zip(reversed(widths), outer, strict=False)
         )
-        self.join = nn.ModuleList(VolumeBlock(2 * c, c, 1, instance) for c in outer)
-        self.head = nn.Conv3d(widths[0], classes, 1)
+        count = 1 if blocks else 2
+        self.join = nn.ModuleList(VolumeBlock(2 * c, c, 1, kind, count) for c in outer)
+        headed = outer if levels else outer[-1:]
+        self.heads = nn.ModuleList(nn.Conv3d(c, classes, 1) for c in headed)
 
     def forward(self, x: Any) -> Any:
-        """Logits (N, classes) of volumes (N, 1, D, H, W), whose sizes 16 divides."""
+        """Logits of volumes (N, 1, D, H, W), whose sizes 2**levels divides: (N, classes), or a list
+        of (N, classes, D >> i, H >> i, W >> i)."""
+        x = self.stem(x)
         kept = []
         for block in self.down:
             x = block(x)
             kept.append(x)
+        made = []
         for up, join, left in zip(self.up, self.join, kept[-2::-1], strict=True):
-            x = join(torch.cat([left, up(x)], 1))
-        return self.head(x).mean((2, 3, 4))
+            x = join(torch.cat([up(x), left], 1))
+            made.append(x)
+        if self.levels:
+            logits = [head(each) for head, each in zip(self.heads, made, strict=True)]
+            return logits[::-1]
+        return self.heads[0](x).mean((2, 3, 4))
 
 
 NETWORKS: dict[str, type[nn.Module]] = {"resnet50": ResNet50, "mobilenet_v2": MobileNetV2}

@@ -8,6 +8,7 @@ device), so that batches that change cost a compilation for each size and no gra
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import threading
 import warnings
@@ -25,7 +26,7 @@ from ..ambient import outside
 from ..frontend.gradient_graph import Result
 from ..frontend.torch.retracing import decompositions, inputs_of, lies_last, traced_strides
 from ..registry import is_registered, register
-from .norms import KEPT, whole_norms
+from .norms import KEPT, whole_groups, whole_norms
 from .pooling import without_places
 from .programs import Choices, Turns, choices, compiled_at, drawn, replayed
 from .replayed import ALL
@@ -41,12 +42,13 @@ MODES = (None, "default", "reduce-overhead")
 
 
 class Calls(NamedTuple):
-    """How a graph is called: as CUDA graphs or not; as which part; and how many of its results,
-    the first ones, are given to a caller who may keep them."""
+    """How a graph is called: as CUDA graphs or not; as which part; how many of its results, the
+    first ones, are given to a caller who may keep them; and what to report of it already."""
 
     graphs: bool
     part: str
     given: int = ALL.stop
+    notes: tuple[str, ...] = ()
 
 
 _count = itertools.count(1)
@@ -104,10 +106,26 @@ def backend(
         from .inductor import compile_rest
 
         return compile_rest(graph, example_inputs, name)
+    notes: tuple[str, ...] = ()
+    if has_norms(example_inputs):
+        whole = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+        notes = tuple(whole_groups(whole.graph))
+        whole.recompile()
+        try:
+            return _traced(name, graphs, whole, example_inputs, notes)
+        except Exception as error:  # of any kind: a view of what PyTorch would have put in order
+            why = " ".join(str(error).split())
+            notes = (f"no group or instance normalization is one operator: {why:.300}",)
+    return _traced(name, graphs, graph, example_inputs, notes)
+
+
+def _traced(
+    name: str, graphs: bool, graph: Any, example_inputs: Sequence[Any], notes: tuple[str, ...]
+) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
 
     forward, backward, inference = (
-        partial(compiled, f"{name}, {part}", Calls(graphs, part))
+        partial(compiled, f"{name}, {part}", Calls(graphs, part, notes=notes))
         for part in ("forward", "backward", "inference")
     )
     return aot_autograd(
@@ -132,7 +150,7 @@ def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     without_places(joint.graph)
-    if has_norms(joint.graph):
+    if has_norms(inputs_of(joint.graph)):
         whole_norms(joint.graph)
     _without_running_statistics(joint.graph)
     joint.recompile()
@@ -142,9 +160,9 @@ def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
     return forward, backward
 
 
-def has_norms(graph: torch.fx.Graph) -> bool:
+def has_norms(values: Sequence[Any]) -> bool:
     """Whether there are kernels for whole normalizations where a graph's tensors are."""
-    tensors = (v for v in inputs_of(graph) if isinstance(v, torch.Tensor))
+    tensors = (v for v in values if isinstance(v, torch.Tensor))
     device = next((v.device for v in tensors), None)
     if device is None or device.type != "cuda":
         return False
@@ -182,6 +200,7 @@ class _Graph:
         self.graph, self.report, self._calls = graph, reported(name), calls
         self._said = inputs_of(graph.graph)
         self._varies = _varies(self._said)
+        self.report.notes.extend(calls.notes)
         self._programs: OrderedDict[Any, _Program] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -384,10 +403,10 @@ class _Program:
         would keep another tensor of; `again`: the same one where its memory is."""
         # Whoever holds the tensor that stands for the others has what all of them hold.
         if not again or i in self._own or i == self._stands:
-            return x.permute(0, 3, 1, 2).data
+            return x.movedim(-1, 1).data
         before = self._same.get(i)
         if before is None or before[0] is not x:
-            before = self._same[i] = (x, x.permute(0, 3, 1, 2).data)
+            before = self._same[i] = (x, x.movedim(-1, 1).data)
         return before[1]
 
 

@@ -300,8 +300,7 @@ def replayed(
 
     def prepared(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
-            dense(x.permute(0, 2, 3, 1) if i < len(last) and last[i] else x)
-            for i, x in enumerate(given)
+            dense(x.movedim(1, -1) if i < len(last) and last[i] else x) for i, x in enumerate(given)
         ]
 
     lane = where.work() if graphs and where.work is not None else None

@@ -193,18 +193,20 @@ class Replayed:
             # The memory of what stays where it is belongs to the caller, who passes it each time.
             last = [*self._last, *[False] * (len(args) - len(self._last))]
             self._places = [
-                (i, x.permute(0, 3, 1, 2) if last[i] else x)
+                (i, x.movedim(-1, 1) if last[i] else x)
                 for i, x in enumerate(fixed) if i in moving
             ]  # fmt: skip
             stay = [i for i in range(len(args)) if i not in moving]
             self._known = [(i, asked[i]) for i in stay if i in self._private]
             fixed_places = [i for i in stay if i not in self._private]
+            orders = {4: torch.channels_last, 5: torch.channels_last_3d}
+            lying: dict[Any, list[int]] = {}
+            for i in fixed_places:
+                order = orders[args[i].dim()] if last[i] else torch.contiguous_format
+                lying.setdefault(order, []).append(i)
             self._fixed = [
                 _Lying(some, [args[i].data_ptr() for i in some], order)
-                for some, order in (
-                    ([i for i in fixed_places if not last[i]], torch.contiguous_format),
-                    ([i for i in fixed_places if last[i]], torch.channels_last),
-                )
+                for order, some in lying.items()
             ]
             self._addresses = {args[i].data_ptr() for i in stay if args[i].numel()}
             self._copied = {

@@ -45,9 +45,9 @@ from byoc_cudnn.pool import generate as generate_pools
 from byoc_cudnn.pool import inputs as pool_inputs
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support import cast_transpose, element_cases, grouped_cases
+from tests.support import cast_transpose, element_cases, grouped_cases, norm_groups
 from tests.support.depthwise_cases import SMALL
-from tests.support.gpu import cutlass_runner, direct_runner, norm_runner
+from tests.support.gpu import cutlass_runner, direct_runner, group_norm_runner, norm_runner
 from tests.support.gpu.cudnn_runner import (
     destination,
     library_tolerance,
@@ -59,6 +59,7 @@ from tests.support.gpu.cudnn_runner import (
 from tests.support.gpu.runner import choose_compiler
 from tests.support.gpu.updates_runner import wrong_updates
 from tests.support.problems import random_operands, relative_error, torch_reference
+from tests.support.torch import volume_steps
 
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
 LINES = (
@@ -94,6 +95,32 @@ def norms(folder: Path) -> list[str]:
         for t in operands
         for found in norm_runner.wrong_results(functions, t)
     ]
+
+
+def groups(folder: Path) -> list[str]:
+    """Normalizations of groups and instances, each activation: a voxel, odd channels, blocks."""
+    calls = [
+        group_norm_runner.call_of(direction, dtype, *rest)
+        for direction in ("forward", "backward")
+        for dtype in group_norm_runner.DTYPES
+        for rest in norm_groups.CALLS
+    ]
+    functions = norm_runner.load(list({c.symbol: c for c in calls}.values()), folder)
+    wrong = []
+    for shape in ((2, 1, 1, 1, 16), (3, 5, 7, 9, 12), (2, 24, 10, 9, 40)):
+        for dtype in group_norm_runner.DTYPES:
+            for count, activation, how in norm_groups.CALLS:
+                if count <= 0 or shape[-1] % count == 0:
+                    given = (shape, dtype, count, activation, how)
+                    t = group_norm_runner.run(functions, *given)
+                    found = group_norm_runner.wrong(t, dtype, count, activation)
+                    wrong += [f"{given}: {line}" for line in found]
+    return wrong
+
+
+def volumes(folder: Path) -> list[str]:
+    """Pools, resizes and transposed convolutions of volumes and their gradients, odd sizes."""
+    return _as_on_the_cpu(*volume_steps.step(), "main_adjoint")
 
 
 def followed(folder: Path) -> list[str]:
@@ -254,6 +281,8 @@ def _no_hopper() -> str | None:
 Part = Callable[[Path], list[str]]  # what is wrong, of kernels that it builds in a folder
 PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't be done here
     "norms": (norms, _no_nvcc),
+    "groups": (groups, _no_nvcc),
+    "volumes": (volumes, lambda: None),
     "followed": (followed, _no_nvcc),
     "pools": (pools, _no_nvcc),
     "updates": (wrong_updates, _no_nvcc),
@@ -276,15 +305,19 @@ def _on_device(nchw: torch.Tensor, dtype: str) -> torch.Tensor:
     return nchw.detach().permute(0, 2, 3, 1).contiguous().to("cuda", getattr(torch, dtype))
 
 
-def _as_on_the_cpu(mod: tvm.IRModule, arrays: list[Any]) -> list[str]:
+def _as_on_the_cpu(mod: tvm.IRModule, arrays: list[Any], name: str = "main") -> list[str]:
     device = tvm.cuda(0)
     library = byoc_cudnn.build(mod, pipeline=cuda_pipeline())
-    got = library.virtual_machine(device)["main"](*(tvm.runtime.tensor(a, device) for a in arrays))
+    got = library.virtual_machine(device)[name](*(tvm.runtime.tensor(a, device) for a in arrays))
     cpu = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
-    want = cpu["main"](*(tvm.runtime.tensor(a) for a in arrays))
-    wide = [[t.numpy().astype("float64") for t in results] for results in (got, want)]
+    want = cpu[name](*(tvm.runtime.tensor(a) for a in arrays))
+    wide = [[t.numpy().astype("float64") for t in _flat(results)] for results in (got, want)]
     errors = [relative_error(a, b) for a, b in zip(*wide, strict=True)]
     return [f"result {i}: {error:.1e}" for i, error in enumerate(errors) if not error <= TOLERANCE]
+
+
+def _flat(results: Any) -> list[Any]:
+    return [results] if hasattr(results, "numpy") else [t for r in results for t in _flat(r)]
 
 
 def _wrong_convolutions(regions: list[Region], functions: Any) -> list[str]:

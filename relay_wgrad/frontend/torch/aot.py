@@ -29,7 +29,16 @@ from .retracing import lies_last, retraced
 from .trace_lock import tracing_alone
 
 _OF_MAXIMA = tuple(f"max_pool{rank}d_with_indices_backward.default" for rank in (2, 3))
-_LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]  # to NHWC and back
+
+
+def _to_last(rank: int) -> list[int]:
+    """The axes of (N, C, …) in the order with the channels last."""
+    return [0, *range(2, rank), 1]
+
+
+def _to_first(rank: int) -> list[int]:
+    """And back."""
+    return [0, rank - 1, *range(1, rank - 1)]
 
 
 def from_aot(
@@ -50,8 +59,9 @@ def from_aot(
     example_inputs : tensors (also fake ones) and numbers, in the graph's order, whose sizes the
         function has; by default what the graph's placeholders say.
     name : in errors; by default the graph's class.
-    channels_last : whether tensors of four axes that lie so in the example, and results that the
-        graph gives so, are (N, H, W, C) in Relax; else all are as PyTorch indexes them.
+    channels_last : whether tensors of four or five axes that lie so in the example, and results
+        that the graph gives so, are (N, H, W, C) and (N, D, H, W, C) in Relax; else all are as
+        PyTorch indexes them.
 
     Returns
     -------
@@ -200,13 +210,13 @@ class _Import(Reader):
             check_dtype(f"{self.name}: input {name!r} is", dtype, self.halves)
             is_last = channels_last and lies_last(value)
             shape = [int(s) for s in value.shape]
-            shape = [shape[a] for a in _LAST] if is_last else shape
+            shape = [shape[a] for a in _to_last(len(shape))] if is_last else shape
             spec = InputSpec(self.ctx.unique(name), "data", tuple(shape), dtype)
             var = relax.Var(spec.name, relax.TensorType(shape, dtype))
             self.inputs.append((spec, var))
             last.append(is_last)
             if is_last:
-                var = self.ctx.emit(relax.op.permute_dims(var, _FIRST))
+                var = self.ctx.emit(relax.op.permute_dims(var, _to_first(len(shape))))
             self.env[node] = var
         return last
 
@@ -242,7 +252,8 @@ class _Import(Reader):
             outputs.append(Result("result", len(exprs)))
             seen[expr] = (outputs[-1], node)
             last.append(channels_last and lies_last(value))
-            exprs.append(relax.op.permute_dims(expr, _LAST) if last[-1] else expr)
+            order = _to_last(value.dim())
+            exprs.append(relax.op.permute_dims(expr, order) if last[-1] else expr)
         return outputs, exprs, last
 
 

@@ -14,7 +14,10 @@ from tvm import relax
 from ...ir import constant
 from ...ops.batch_norm_train import batch_norm_train
 from ...ops.batch_norm_train_backward import batch_norm_train_backward
+from ...ops.group_norm_train import group_norm_train
+from ...ops.group_norm_train_backward import group_norm_train_backward
 from ...ops.moments import deviation
+from ...ops.train_norm import dtype_of, wide_of
 from .. import norms
 from ..attention import attention_weights
 from ..context import Context, shape_of
@@ -92,23 +95,39 @@ def _fields(ctx: Context, made: Any, count: int) -> list[Any]:
     return [ctx.emit(relax.TupleGetItem(whole, i)) for i in range(count)]
 
 
+def _settings(call: Call, at: int) -> dict[str, Any]:
+    """The attributes of the relax operator, from the argument that is `groups` on."""
+    groups, *rates, epsilon, activation, alpha = call.args[at:]
+    given = {"epsilon": float(epsilon), "activation": activation, "alpha": float(alpha)}
+    if groups:
+        return given | {"groups": int(groups)}
+    return given | dict(zip(("momentum",), map(float, rates), strict=False))
+
+
+def _affine(ctx: Context, x: Any, weight: Any, bias: Any) -> list[Any]:
+    """gamma and beta, of which PyTorch may have none."""
+    channels, dtype = relax.ShapeExpr([int(shape_of(x)[1])]), wide_of(dtype_of(x))
+    return [
+        ctx.emit(make(channels, dtype)) if given is None else given
+        for given, make in ((weight, op.ones), (bias, op.zeros))
+    ]
+
+
 def _norm_train(ctx: Context, call: Call) -> Any:
-    x, weight, bias, residual, mean, var, momentum, epsilon, activation = call.args[:9]
-    others = [mean, var] if residual is None else [residual, mean, var]
-    made = batch_norm_train(
-        x, weight, bias, *others, momentum=float(momentum), epsilon=float(epsilon),
-        activation=activation,
-    )  # fmt: skip
-    return tuple(_fields(ctx, made, 5))
+    x, weight, bias, residual, mean, var, groups = call.args[:7]
+    affine, given = _affine(ctx, x, weight, bias), _settings(call, 6)
+    others = [v for v in (residual, mean, var) if v is not None]
+    make = group_norm_train if groups else batch_norm_train
+    parts = _fields(ctx, make(x, *affine, *others, **given), 3 if groups else 5)
+    return (*parts, None, None) if groups else tuple(parts)
 
 
 def _norm_train_backward(ctx: Context, call: Call) -> Any:
-    *operands, y, epsilon, activation = call.args[:9]
+    dy, x, weight, bias, mean, rstd, y, groups = call.args[:8]
+    affine, given = _affine(ctx, x, weight, bias), _settings(call, 7)
     more = [] if y is None else [y]
-    made = batch_norm_train_backward(
-        *operands, *more, epsilon=float(epsilon), activation=activation
-    )
-    parts = _fields(ctx, made, 3 + len(more))
+    make = group_norm_train_backward if groups else batch_norm_train_backward
+    parts = _fields(ctx, make(dy, x, *affine, mean, rstd, *more, **given), 3 + len(more))
     return (*parts, None) if y is None else tuple(parts)
 
 

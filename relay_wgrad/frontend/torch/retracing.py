@@ -252,10 +252,11 @@ def _has_offset(node: Any) -> bool:
 
 
 def lies_last(value: Any) -> bool:
-    """Whether a tensor of four axes lies channels last, and not as PyTorch indexes it too."""
-    last = pytorch().channels_last
+    """Whether images or volumes lie channels last, and not as PyTorch indexes them too."""
+    torch = pytorch()
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(value.dim())
     return (
-        value.dim() == 4
+        order is not None
         and not value.is_contiguous()
-        and bool(value.is_contiguous(memory_format=last))
+        and bool(value.is_contiguous(memory_format=order))
     )

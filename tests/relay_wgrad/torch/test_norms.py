@@ -31,15 +31,15 @@ def found(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[s
     def noted(graph: Any) -> int:
         count = norms.whole_norms(graph)
         ours = [node for node in graph.nodes if "norm_train" in str(node.target)]
-        graphs.append([f"{node.target.__name__[10:-8]}{node.args[-1]}" for node in ours])
+        graphs.append([f"{node.target.__name__[10:-8]}{node.args[-2]}" for node in ours])
         return count
 
     def by_pytorch(name: str, calls: Any, graph: Any, example: Any) -> Any:
         return make_boxed_func(graph)
 
-    monkeypatch.setattr(compiler, "has_norms", lambda graph: True)
+    monkeypatch.setattr(compiler, "has_norms", lambda values: True)
     monkeypatch.setattr(compiler, "whole_norms", noted)
-    if request.function is not test_compiled_here:
+    if not request.function.__name__.startswith("test_compiled_here"):
         monkeypatch.setattr(compiler, "compiled", by_pytorch)
     torch._dynamo.reset()
     yield graphs
@@ -87,6 +87,11 @@ class Net(nn.Module):
             "frozen": lambda: F.relu(a(x.detach())),
             "all": lambda: F.silu(c(F.relu6(b(F.relu(a(F.relu(c(x))) + x))))),
             "sigmoid": lambda: F.hardtanh(a(x), -1.0, 1.0),
+            "leaky": lambda: F.leaky_relu(b(F.leaky_relu(a(x), 0.2)) + x, 0.1),
+            "curves": lambda: F.elu(c(F.gelu(b(F.hardswish(a(x))), approximate="tanh")), 0.7),
+            "written over": lambda: F.elu(b(F.leaky_relu(a(x), 0.2, True)), 0.7, True),
+            "upwards": lambda: F.leaky_relu(a(x), -0.2),
+            "selu": lambda: F.selu(F.gelu(a(x))),
         }[self.kind]()
         fixed = torch.cos(torch.arange(y.numel(), dtype=torch.float32)).view(y.shape)
         return (y * fixed).sum() + (y * y).mean()
@@ -108,8 +113,13 @@ ACTIVATIONS = {
     "statistics": ["relu"],
     "frozen": ["relu"],
     "sigmoid": [""],
+    "leaky": ["leaky_relu", "leaky_relu"],
+    "curves": ["hardswish", "gelu_tanh", "elu"],
+    "written over": ["leaky_relu", "elu"],
+    "upwards": [""],  # of a negative slope the result would not tell
+    "selu": ["gelu"],
 }
-MIXED = {"residual": ["relu", ""], "in place": [""]}
+MIXED = {"residual": ["relu", ""], "in place": [""], "leaky": ["leaky_relu", ""]}
 
 
 def run(model: Any, module: nn.Module, x: Any, half: Any) -> list[torch.Tensor]:
@@ -151,6 +161,11 @@ def check(kind: str, half: Any) -> None:
     "statistics-half1",
     "frozen-half1",
     "sigmoid-half1",
+    "leaky-half1",
+    "curves-half1",
+    "written over-half1",
+    "upwards-half1",
+    "selu-half1",
 )
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
@@ -174,29 +189,137 @@ def test_compiled_here(half: Any) -> None:
     assert not [graph.reason for graph in compiled_graphs()[-2:] if graph.reason]
 
 
+class Volumes(nn.Module):
+    """A convolution of volumes, and what nnU-Net's blocks have behind it, in one way."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.a, self.b = (nn.Conv3d(6, 6, 3, padding=1) for _ in range(2))
+        self.norm = nn.InstanceNorm3d(6, affine=True)
+        self.grouped = nn.GroupNorm(3, 6)
+        self.bare, self.running = (
+            nn.InstanceNorm3d(6),
+            nn.InstanceNorm3d(6, track_running_stats=True),
+        )
+        for norm in (self.norm, self.grouped):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x: Any) -> Any:
+        norm, grouped, bare = self.norm, self.grouped, self.bare
+        a, b = self.a, self.b
+        y: Any = {
+            "instance": lambda: F.leaky_relu(norm(b(F.leaky_relu(norm(a(x)), 0.1))), 0.01, True),
+            "residual": lambda: F.leaky_relu(norm(b(F.leaky_relu(norm(a(x)), 0.1))).add_(x), 0.01),
+            "groups": lambda: F.silu(grouped(b(F.gelu(grouped(a(x)))))),
+            "bare": lambda: F.relu(bare(b(F.elu(bare(a(x)), inplace=True)))),
+            "alone": lambda: grouped(b(norm(a(x)))),
+            "running": lambda: F.relu(self.running(a(x))) + norm(x),
+            "rows": lambda: norm(a(x)).view(x.shape[0], -1),
+        }[self.kind]()
+        fixed = torch.cos(torch.arange(y.numel(), dtype=torch.float32)).view(y.shape)
+        return (y * fixed).sum() + (y * y).mean()
+
+
+GROUPED = {
+    "instance": ["leaky_relu", "leaky_relu"],
+    "residual": ["leaky_relu", "leaky_relu"],
+    "groups": ["gelu", "silu"],
+    "bare": ["elu", "relu"],
+    "alone": ["", ""],
+    "running": [""],  # the other is left to PyTorch, and reported
+    "rows": [],  # a view that wants them contiguous, where they would lie channels last
+}
+
+
+def check_volumes(kind: str, half: Any) -> None:
+    """As `check`."""
+    torch.manual_seed(0)
+    module = Volumes(kind).to(memory_format=torch.channels_last_3d)
+    x = torch.randn(3, 6, 4, 5, 3).to(memory_format=torch.channels_last_3d)
+    exact, eager = copy.deepcopy(module).double(), copy.deepcopy(module)
+    want = run(exact, exact, x.double(), None)
+    theirs = run(eager, eager, x, half)
+    ours = run(torch.compile(module, backend=compiler.backend, fullgraph=True), module, x, half)
+    sizes = [float(v.double().norm()) for v in want]
+    for one, other, exactly in zip(ours, theirs, want, strict=True):
+        # Of a bias in front of a normalization the gradient is 0: what is left is rounding.
+        size = float(exactly.double().norm()) + 1e-2 * max(sizes)
+        error, usual = (float((a.double() - exactly).norm()) / size for a in (one, other))
+        assert error <= max(2 * usual, 3e-2 if half else 1e-5), (kind, error, usual)
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
+@pytest.mark.parametrize("kind", GROUPED)
+def test_groups(kind: str, half: Any, found: list[list[str]]) -> None:
+    """Group and instance normalizations, which are no view of a batch's by then; under autocast a
+    residual of float32 is of another type than what it is added to, and volumes lie in order."""
+    check_volumes(kind, half)
+    ops = found[-1]
+    mixed = {"residual": ["leaky_relu", ""], "rows": [""]} if half else {}
+    want = Counter(mixed.get(kind, GROUPED[kind]))
+    assert Counter(ops) == want + Counter({f"_backward{name}": n for name, n in want.items()})
+
+
+@pytest.mark.parametrize("kind", ["instance", "residual", "groups", "bare"])
+@pytest.mark.usefixtures("found")
+def test_compiled_here_groups(kind: str) -> None:
+    """The rows of both ops, volumes that lie channels last, and what is said of the others."""
+    check_volumes(kind, None)
+    assert not [graph.reason for graph in compiled_graphs()[-2:] if graph.reason]
+
+
+@pytest.mark.usefixtures("found")
+def test_compiled_here_is_reported() -> None:
+    check_volumes("running", None)
+    notes = [note for graph in compiled_graphs()[-2:] for note in graph.notes]
+    assert any("instance_norm is not one operator: it has running statistics" in n for n in notes)
+
+
 @pytest.mark.share(3)
-@pytest.mark.parametrize("activation", ["", "relu", "relu6", "silu"])
+@pytest.mark.parametrize("groups", [0, 2, 4])
+@pytest.mark.parametrize(
+    "activation",
+    ["", "relu", "relu6", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu"],
+)
 @pytest.mark.parametrize("added", [False, True])
-def test_ops(activation: str, added: bool) -> None:
+def test_ops(groups: int, activation: str, added: bool) -> None:
     """PyTorch runs them as well: where a graph is refused."""
     torch.manual_seed(0)
     x, residual, dy = torch.randn(3, 2, 4, 3, 5, dtype=torch.float64)
     weight, bias, mean = (torch.randn(4, dtype=torch.float64) for _ in range(3))
-    more = residual if added else None
+    more, alpha = residual if added else None, 0.3 if activation in ("leaky_relu", "elu") else 0.0
     ops = torch.ops.relay_wgrad
-    given = (x, weight, bias, more, mean, mean.abs(), 0.1, 1e-5, activation)
+    running = (None, None) if groups else (mean, mean.abs())
+    given = (x, weight, bias, more, *running, groups, 0.1, 1e-5, activation, alpha)
     y, center, rstd, *_ = ops.norm_train(*given)
     torch_library.opcheck(ops.norm_train.default, given)
     leaves = [t.clone().requires_grad_() for t in (x, weight, bias, residual)]
-    z = F.batch_norm(leaves[0], None, None, leaves[1], leaves[2], training=True)
+    if groups:
+        z = F.group_norm(leaves[0], groups, leaves[1], leaves[2])
+    else:
+        z = F.batch_norm(leaves[0], None, None, leaves[1], leaves[2], training=True)
     z = z + leaves[3] if added else z
-    act: Any = {"": lambda v: v, "relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation]
+    act: Any = {
+        "": lambda v: v,
+        "relu": F.relu,
+        "relu6": F.relu6,
+        "leaky_relu": lambda v: F.leaky_relu(v, alpha),
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
+        "hardswish": F.hardswish,
+        "elu": lambda v: F.elu(v, alpha),
+    }[activation]
     want = act(z)
     assert torch.allclose(y, want, rtol=1e-12)
-    by_result = added and activation == "relu"
+    by_result = added and activation in ("relu", "relu6", "leaky_relu")
     if added and not by_result:
         return  # such a one is never made
-    given = (dy, x, weight, bias, center, rstd, y if by_result else None, 1e-5, activation)
+    kept = y if by_result else None
+    given = (dy, x, weight, bias, center, rstd, kept, groups, 1e-5, activation, alpha)
     torch_library.opcheck(ops.norm_train_backward.default, given)
     made = ops.norm_train_backward(*given)
     wanted = torch.autograd.grad(want, leaves[: 3 + by_result], dy)
