@@ -11,7 +11,7 @@ import ctypes
 import gc
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: what a graph cannot hold is an error in this thread
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NON_BLOCKING = 1
+_OF_MEMORY = (10, 11)  # cudaGraphNodeType: memory is taken, is given back
 _P = ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaSetDevice": (ctypes.c_int,),
@@ -44,6 +45,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaGraphLaunch": (_P, _P),
     "cudaGetLastError": (),
     "cudaGraphDestroy": (_P,),
+    "cudaGraphGetNodes": (_P, ctypes.POINTER(_P), ctypes.POINTER(ctypes.c_size_t)),
+    "cudaGraphNodeGetType": (_P, ctypes.POINTER(ctypes.c_int)),
     "cudaGraphExecDestroy": (_P,),
     "cudaMemGetInfo": (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
 }
@@ -140,25 +143,53 @@ class Graph:
         not collected meanwhile: giving a tensor's memory back would be an error of its destructor.
         """
         graph = _P()
-        with _uncollected():
-            self._runtime.call("cudaStreamBeginCapture", stream.handle, _THREAD_LOCAL)
-            try:
-                yield
-            except BaseException:
-                self._runtime.quietly("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
-                if graph:
-                    self._runtime.quietly("cudaGraphDestroy", graph)
-                self._runtime.quietly("cudaGetLastError")
-                raise
-        self._runtime.call("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
         try:
+            with _kept(self._runtime, stream, graph):
+                yield
             self._runtime.call("cudaGraphInstantiate", ctypes.byref(self._exec), graph, 0)
         finally:
-            self._runtime.quietly("cudaGraphDestroy", graph)
+            if graph:
+                self._runtime.quietly("cudaGraphDestroy", graph)
         self._runtime.at_the_end_of(self, "cudaGraphExecDestroy", self._exec)
 
     def launch(self, stream: int | None) -> None:
         self._runtime.call("cudaGraphLaunch", self._exec, stream)
+
+
+def takes_memory(runtime: Runtime, stream: Stream, work: Callable[[], Any]) -> bool:
+    """Whether a graph of this work takes memory when it is launched, so that no other may hold it.
+
+    The work gives the stream something, of which nothing is done.  Raises as `Graph.capture`.
+    """
+    graph, count, kind = _P(), ctypes.c_size_t(), ctypes.c_int()
+    try:
+        with _kept(runtime, stream, graph):
+            work()
+        runtime.call("cudaGraphGetNodes", graph, None, ctypes.byref(count))
+        nodes = (_P * count.value)()
+        runtime.call("cudaGraphGetNodes", graph, nodes, ctypes.byref(count))
+        for node in nodes:
+            runtime.call("cudaGraphNodeGetType", node, ctypes.byref(kind))
+            if kind.value in _OF_MEMORY:
+                return True
+        return False
+    finally:
+        if graph:
+            runtime.quietly("cudaGraphDestroy", graph)
+
+
+@contextlib.contextmanager
+def _kept(runtime: Runtime, stream: Stream, graph: Any) -> Iterator[None]:
+    """What the stream is given within is put into this graph, of which the caller disposes."""
+    with _uncollected():
+        runtime.call("cudaStreamBeginCapture", stream.handle, _THREAD_LOCAL)
+        try:
+            yield
+        except BaseException:
+            runtime.quietly("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
+            runtime.quietly("cudaGetLastError")
+            raise
+    runtime.call("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
 
 
 @contextlib.contextmanager
