@@ -27,7 +27,7 @@ def conv_general_dilated(
     """`jax.lax.conv_general_dilated` by this package's kernels, and so are its derivatives.
 
     Arguments, shapes and errors are `lax`'s.  Of other dtypes than float16, bfloat16, float32 and
-    float64, of more than three axes of pixels and of no elements it is `lax`'s own (`recorded`).
+    float64 and of more than three axes of pixels it is `lax`'s own (`recorded`).
 
     Raises ModuleNotFoundError without JAX.
     """
@@ -88,7 +88,9 @@ def optimize(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        return _replaced(function, *args, **kwargs)
+        from .objects import with_objects
+
+        return with_objects(_replaced, function, *args, **kwargs)
 
     return called
 

@@ -14,6 +14,9 @@ from ..layouts import ACTIVATIONS
 from ..problem import DTYPE_BYTES, SIZE_BOUND
 from .primitive import convolution
 from .records import Options, told
+from .sharding import alike
+
+_PRECISIONS = [p.name for p in (lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST)]
 
 
 def of_equation(lhs: Any, rhs: Any, out: Any, params: dict[str, Any], known: Sequence[bool]) -> Any:
@@ -26,11 +29,12 @@ def of_equation(lhs: Any, rhs: Any, out: Any, params: dict[str, Any], known: Seq
     if reason := _reason(conv, params):
         told("", reason)
         return None
+    if any(0 in shape for shape in conv.shapes):
+        return _zeros(out, lhs, rhs)
     lifted = conv.lifted()
     best = max(readings(lifted), key=lambda r: r.likely(known) - 2.0 * r.cost(), default=None)
-    if best is None:
-        told("", "no element of lhs meets a tap: the result is zero")
-        return None
+    if best is None:  # no element of lhs meets a tap
+        return _zeros(out, lhs, rhs)
     sizes = (*best.problem.canonical_shape("data"), *best.problem.canonical_shape("weight"))
     if max(sizes) >= SIZE_BOUND:
         told("", "a size is 2**31 or more")
@@ -39,10 +43,20 @@ def of_equation(lhs: Any, rhs: Any, out: Any, params: dict[str, Any], known: Seq
     return _computed(lifted, best, lhs, rhs, _options(params)).reshape(out.shape)
 
 
+def _zeros(out: Any, *operands: Any) -> Any:
+    """The result of sums without a term."""
+    told("zeros")
+    made = jnp.zeros(out.shape, out.dtype)
+    for x in operands:
+        made, _ = alike(made, x)
+    return made
+
+
 def _options(params: dict[str, Any]) -> Options:
     precision = params["precision"]
     asked = precision if isinstance(precision, tuple) else (precision,)
-    return Options(not any(str(p).endswith("HIGHEST") for p in asked))
+    names = {lax.Precision.DEFAULT.name if p is None else p.name for p in asked}
+    return Options(max(names, key=_PRECISIONS.index))
 
 
 def _read(lhs: Any, rhs: Any, out: Any, params: dict[str, Any]) -> Convolution:
@@ -76,8 +90,6 @@ def _reason(conv: Convolution, params: dict[str, Any]) -> str:
         return f"of {conv.rank} axes of pixels"
     if any(not isinstance(size, int) for shape in conv.shapes for size in shape):
         return "of symbolic sizes"
-    if any(0 in shape for shape in conv.shapes):
-        return "of no elements"
     if params.get("out_sharding") is not None:
         return "out_sharding is given"
     if find_spec("jax_tvm_ffi") is None:

@@ -109,7 +109,7 @@ def by_lax(problem: ConvProblem, options: Options) -> Function:
             dimension_numbers=numbers, feature_group_count=problem.groups, precision=precision,
         )  # fmt: skip
 
-    pads, precision = tuple(ends), None if options.allow_tf32 else lax.Precision.HIGHEST
+    pads, precision = tuple(ends), lax.Precision[options.precision]
     if problem.kind is ConvKind.FPROP:
         return fprop
     result = problem.roles[2]

@@ -10,14 +10,20 @@ from typing import NamedTuple
 
 
 class Options(NamedTuple):
-    """allow_tf32 : whether float32's products may be of TF32 on CUDA."""
+    """precision : the name of the `lax.Precision` that was asked for, the higher one of two."""
 
-    allow_tf32: bool = True
+    precision: str = "DEFAULT"
+
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether float32's products may be of TF32 on CUDA: HIGH has more digits than those."""
+        return self.precision == "DEFAULT"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What became of a convolution: its problem as text, or why it is `lax`'s."""
+    """What became of a convolution: its problem as text ("zeros" of one whose sums have no term),
+    or why it is `lax`'s."""
 
     problem: str
     reason: str = ""

@@ -43,7 +43,7 @@ def named(problem: ConvProblem, options: Options, platform: str) -> str:
 
     Raises ModuleNotFoundError without jax-tvm-ffi.
     """
-    key = (problem, options if platform == "cuda" else None, platform)
+    key = (problem, options.allow_tf32 and platform == "cuda", platform)
     with _lock:
         if key not in _named:
             if not is_registered():
@@ -52,8 +52,12 @@ def named(problem: ConvProblem, options: Options, platform: str) -> str:
 
             text = f"{problem.repro()} {key[1]} {platform}"
             name = f"relay_wgrad.{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-            kernel = _cpu(problem) if platform == "cpu" else _cuda(problem, options)
-            jax_tvm_ffi.register_ffi_target(name, kernel, platform=_FFI_PLATFORM[platform])
+            kernel, may_be_recorded = (
+                (_cpu(problem), False) if platform == "cpu" else _cuda(problem, options)
+            )
+            jax_tvm_ffi.register_ffi_target(
+                name, kernel, platform=_FFI_PLATFORM[platform], allow_cuda_graph=may_be_recorded
+            )
             _named[key] = name
         return _named[key]
 
@@ -119,8 +123,9 @@ _ending = _Ending()
 atexit.register(_ending.wait)
 
 
-def _cuda(problem: ConvProblem, options: Options) -> tvm_ffi.Function:
-    """cuDNN's, or that of another backend which is faster on this GPU, as measured once."""
+def _cuda(problem: ConvProblem, options: Options) -> tuple[tvm_ffi.Function, bool]:
+    """(cuDNN's, or that of another backend which is faster on this GPU, as measured once; whether
+    XLA may record its calls in a command buffer)."""
     from byoc_cudnn.backends.cudnn import check as cudnn
     from byoc_cudnn.backends.cudnn.loaded import convolution
     from byoc_cudnn.building import toolchain
@@ -139,4 +144,19 @@ def _cuda(problem: ConvProblem, options: Options) -> tvm_ffi.Function:
     tensors = [tvm.runtime.empty(problem.shape(r), problem.dtype(r), device) for r in problem.roles]
     chosen.call(*tensors)
     device.sync()
-    return tvm_ffi.convert(chosen.call)
+    return tvm_ffi.convert(chosen.call), _may_be_recorded(chosen.call, tensors, device)
+
+
+def _may_be_recorded(call: Any, tensors: list[Any], device: Any) -> bool:
+    """Whether a call gives its stream kernels alone.  Where it has a workspace a graph of it would
+    take memory, and CUDA refuses such a graph within that of a command buffer."""
+    from ..training import cudart
+    from ..training.cuda_tools import cuda_runtime
+
+    runtime = cuda_runtime()
+    stream = cudart.Stream(runtime)
+    try:
+        with tvm_ffi.use_raw_stream(device, stream.handle):
+            return not cudart.takes_memory(runtime, stream, lambda: call(*tensors))
+    except RuntimeError:  # what it does no graph can hold
+        return False

@@ -22,6 +22,7 @@ TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: what a graph cannot hold is an error in this thread
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NON_BLOCKING = 1
+_OF_MEMORY = (10, 11)  # cudaGraphNodeType: memory is taken, is given back
 _P = ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaSetDevice": (ctypes.c_int,),
@@ -44,6 +45,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaGraphLaunch": (_P, _P),
     "cudaGetLastError": (),
     "cudaGraphDestroy": (_P,),
+    "cudaGraphGetNodes": (_P, ctypes.POINTER(_P), ctypes.POINTER(ctypes.c_size_t)),
+    "cudaGraphNodeGetType": (_P, ctypes.POINTER(ctypes.c_int)),
     "cudaGraphExecDestroy": (_P,),
     "cudaMemGetInfo": (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
 }
@@ -144,22 +147,18 @@ class Graphs:
         """
         self._stream = stream
         try:
-            with _uncollected():
-                self._begin()
-                try:
-                    yield
-                except BaseException:
-                    self._give_up()
-                    raise
-                self._end()
+            with _capturing(self._runtime, stream):
+                yield
+                self._end(stream)
         finally:
             self._stream = None
 
     def between(self, action: Callable[[], None]) -> None:
         """Within a capture: an action that is done where it stands now, each time, and not now."""
-        self._end()
+        assert self._stream is not None
+        self._end(self._stream)
         self._parts.append(action)
-        self._begin()
+        _begin(self._runtime, self._stream)
 
     def launch(self, stream: int | None) -> None:
         """Gives a stream the work, and does what is between its parts."""
@@ -169,14 +168,8 @@ class Graphs:
             else:
                 self._runtime.call("cudaGraphLaunch", part, stream)
 
-    def _begin(self) -> None:
-        assert self._stream is not None
-        self._runtime.call("cudaStreamBeginCapture", self._stream.handle, _THREAD_LOCAL)
-
-    def _end(self) -> None:
-        assert self._stream is not None
-        graph, made = _P(), _P()
-        self._runtime.call("cudaStreamEndCapture", self._stream.handle, ctypes.byref(graph))
+    def _end(self, stream: Stream) -> None:
+        made, graph = _P(), _ended(self._runtime, stream)
         try:
             self._runtime.call("cudaGraphInstantiate", ctypes.byref(made), graph, 0)
         finally:
@@ -184,13 +177,54 @@ class Graphs:
         self._runtime.at_the_end_of(self, "cudaGraphExecDestroy", made)
         self._parts.append(made)
 
-    def _give_up(self) -> None:
-        assert self._stream is not None
-        graph = _P()
-        self._runtime.quietly("cudaStreamEndCapture", self._stream.handle, ctypes.byref(graph))
-        if graph:
-            self._runtime.quietly("cudaGraphDestroy", graph)
-        self._runtime.quietly("cudaGetLastError")
+
+def takes_memory(runtime: Runtime, stream: Stream, work: Callable[[], Any]) -> bool:
+    """Whether a graph of this work takes memory when it is launched, so that no other may hold it.
+
+    The work gives the stream something, of which nothing is done.  Raises as `Graphs.capture`.
+    """
+    with _capturing(runtime, stream):
+        work()
+        graph = _ended(runtime, stream)
+    count, kind = ctypes.c_size_t(), ctypes.c_int()
+    try:
+        runtime.call("cudaGraphGetNodes", graph, None, ctypes.byref(count))
+        nodes = (_P * count.value)()
+        runtime.call("cudaGraphGetNodes", graph, nodes, ctypes.byref(count))
+        for node in nodes:
+            runtime.call("cudaGraphNodeGetType", node, ctypes.byref(kind))
+            if kind.value in _OF_MEMORY:
+                return True
+        return False
+    finally:
+        runtime.quietly("cudaGraphDestroy", graph)
+
+
+@contextlib.contextmanager
+def _capturing(runtime: Runtime, stream: Stream) -> Iterator[None]:
+    """What the stream is given within is captured, up to the end that the caller makes within."""
+    with _uncollected():
+        _begin(runtime, stream)
+        try:
+            yield
+        except BaseException:
+            graph = _P()
+            runtime.quietly("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
+            if graph:
+                runtime.quietly("cudaGraphDestroy", graph)
+            runtime.quietly("cudaGetLastError")
+            raise
+
+
+def _begin(runtime: Runtime, stream: Stream) -> None:
+    runtime.call("cudaStreamBeginCapture", stream.handle, _THREAD_LOCAL)
+
+
+def _ended(runtime: Runtime, stream: Stream) -> ctypes.c_void_p:
+    """The graph of what was captured, of which the caller disposes."""
+    graph = _P()
+    runtime.call("cudaStreamEndCapture", stream.handle, ctypes.byref(graph))
+    return graph
 
 
 @contextlib.contextmanager

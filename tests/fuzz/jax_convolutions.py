@@ -59,7 +59,8 @@ def labels(line: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def check(line: str) -> str | None:
+def check(line: str, dtype: str = "float64", bound: float = BOUND) -> str | None:
+    """On JAX's default device; `lax`'s are on the CPU, in float64 whatever the dtype."""
     import jax
     import numpy as np
 
@@ -83,6 +84,7 @@ def check(line: str) -> str | None:
         "lhs_dilation": numbers["lhs"], "rhs_dilation": numbers["rhs"],
         "dimension_numbers": jax.lax.ConvDimensionNumbers(*specs),
         "feature_group_count": groups, "batch_group_count": numbers["images"][0],
+        "precision": "highest",
     }  # fmt: skip
     rng = np.random.default_rng(numbers["seed"])
     shapes = (
@@ -98,15 +100,18 @@ def check(line: str) -> str | None:
         return rj.conv_general_dilated(x, w, **arguments)
 
     way = found["way"].replace("-", " ")
-    given = _operands(way, x, w, rng)
+    # Of no more digits than the dtype has.
+    given = tuple(a.astype(dtype).astype("float64") for a in _operands(way, x, w, rng))
     with rj.recorded() as records:
-        got = jax.jit(_way(way, ours, theirs, rj.optimize))(*given)
-    want = _way(way, theirs, theirs, lambda function: function)(*given)
+        got = jax.jit(_way(way, ours, theirs, rj.optimize))(*(a.astype(dtype) for a in given))
+    with jax.default_device(jax.devices("cpu")[0]):
+        want = _way(way, theirs, theirs, lambda function: function)(*given)
     for i, (one, two) in enumerate(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)):
-        if (one.shape, one.dtype) != (two.shape, two.dtype):
-            return f"{i}: {one.dtype}{one.shape}, lax's {two.dtype}{two.shape}"
-        far, size = (float(np.linalg.norm(np.ravel(v))) for v in (one - two, two))
-        if not far <= BOUND * max(size, 1.0):
+        if (one.shape, str(one.dtype)) != (two.shape, dtype):
+            return f"{i}: {one.dtype}{one.shape}, lax's {dtype}{two.shape}"
+        exact = np.asarray(two)
+        far, size = (float(np.linalg.norm(np.ravel(v))) for v in (np.asarray(one) - exact, exact))
+        if not far <= bound * max(size, 1.0):
             return f"{i}: off by {far:.2g} of {size:.2g}"
     reasons = [record.reason for record in records if record.reason]
     return f"{REFUSED}{reasons[0]}" if reasons else None

@@ -21,7 +21,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem  # noqa: E402
 from tests.support.children import run_code  # noqa: E402
 from tests.support.problems import random_operands, relative_error, torch_reference  # noqa: E402
 
-EXACT = Options(allow_tf32=False)
+EXACT = Options("HIGHEST")
 RNG = np.random.default_rng(0)
 X, W = RNG.standard_normal((4, 6, 9, 8)), RNG.standard_normal((5, 6, 3, 3))
 
@@ -138,7 +138,6 @@ def test_the_rest_is_laxs_and_says_why() -> None:
         "of bfloat16 and bfloat16, summed as float32": (
             lambda: rj.conv(*half, (1, 1), "SAME", preferred_element_type=jnp.float32)
         ),
-        "of no elements": (lambda: rj.conv(jnp.zeros((0, 6, 9, 8)), W, (1, 1), "SAME")),
         "of 4 axes of pixels": (
             lambda: rj.conv(jnp.ones((1, 1, *[2] * 4)), jnp.ones([1] * 6), [1] * 4, "SAME")
         ),
@@ -147,6 +146,28 @@ def test_the_rest_is_laxs_and_says_why() -> None:
         with rj.recorded() as records:
             call()
         assert [record.reason.replace("int64", "int32") for record in records] == [reason]
+
+
+@pytest.mark.parametrize(("shapes", "padding"), [
+    (((0, 6, 9, 8), (5, 6, 3, 3)), ((1, 1), (1, 1))),  # no images
+    (((2, 0, 9, 8), (5, 0, 3, 3)), ((1, 1), (1, 1))),  # no channels
+    (((1, 2, 3, 3), (3, 2, 5, 5)), ((0, 0), (0, 0))),  # no pixels of the result
+    (((1, 2, 2, 3), (3, 2, 2, 1)), ((8, -2), (0, 0))),  # padding alone
+])  # fmt: skip
+def test_sums_without_a_term_are_zero(shapes: Any, padding: Any) -> None:
+    x, w = jnp.full(shapes[0], jnp.nan), jnp.ones(shapes[1])
+
+    def ours(x: Any, w: Any) -> Any:
+        return rj.conv_general_dilated(x, w, (1, 1), padding)
+
+    want = lax.conv_general_dilated(x, w, (1, 1), padding)
+    for function in (ours, jax.jit(ours)):
+        with rj.recorded() as records:
+            got = function(x, w)
+        assert (got.shape, got.dtype, bool(got.any())) == (want.shape, want.dtype, False)
+        assert records == [rj.Record("zeros")]
+    found = jax.grad(lambda x, w: ours(x, w).sum(), (0, 1))(x, w)
+    assert [(g.shape, bool(g.any())) for g in found] == [(x.shape, False), (w.shape, False)]
 
 
 def test_errors_are_laxs() -> None:
@@ -188,9 +209,30 @@ def test_laxs_own_has_the_precision_that_was_asked_for(kind: ConvKind) -> None:
     """Of a platform without a kernel, and where XLA's is faster."""
     problem = ConvProblem.parse(f"{kind.value} n=1 c=2 h=5 w=5 k=3 r=3 s=3")
     given = [jax.ShapeDtypeStruct(problem.shape(role), "float32") for role in problem.roles[:2]]
-    for options, is_highest in ((EXACT, True), (Options(), False)):
-        text = str(jax.make_jaxpr(foreign.by_lax(problem, options))(*given))
-        assert ("HIGHEST" in text) is is_highest
+    for name in ("DEFAULT", "HIGH", "HIGHEST"):
+        text = str(jax.make_jaxpr(foreign.by_lax(problem, Options(name)))(*given))
+        assert f"Precision.{name}," in text.replace("\n", ",")
+
+
+@pytest.mark.parametrize(("asked", "name"), [
+    (None, "DEFAULT"), (lax.Precision.DEFAULT, "DEFAULT"), ("high", "HIGH"), ("float32", "HIGHEST"),
+    (("high", "default"), "HIGH"), ((lax.Precision.HIGH, lax.Precision.HIGHEST), "HIGHEST"),
+])  # fmt: skip
+def test_the_precision_that_is_asked_for(asked: Any, name: str) -> None:
+    """TF32 is for DEFAULT alone; derivatives have their function's, and the context's counts."""
+    x, w = jnp.asarray(X, "float32"), jnp.asarray(W, "float32")
+
+    def run(x: Any, w: Any) -> Any:
+        return rj.conv(x, w, (1, 1), "SAME", precision=asked).sum()
+
+    text = str(jax.make_jaxpr(jax.grad(run, (0, 1)))(x, w))
+    assert text.count(f"Options(precision='{name}')") == text.count("Options(") >= 2
+    assert Options(name).allow_tf32 is (name == "DEFAULT")
+    if asked is None:
+        with jax.default_matmul_precision("tensorfloat32"):
+            assert "Options(precision='HIGH')" in str(jax.make_jaxpr(run)(x, w))
+    got = jax.jit(lambda: rj.conv(x, w, (1, 1), "SAME", precision=asked))()
+    assert error(got.astype("f8"), lax.conv(X, W, (1, 1), "SAME")) < 1e-6
 
 
 def test_many_threads() -> None:

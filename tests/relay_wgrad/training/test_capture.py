@@ -12,6 +12,41 @@ from relay_wgrad.training import capture, cudart
 from tests.support.cuda_stand_in import Repeating
 
 
+class Graphs:
+    """A runtime whose captured graphs have nodes of these kinds."""
+
+    def __init__(self, *kinds: int) -> None:
+        self.kinds, self.left = kinds, 0
+
+    def call(self, name: str, *args: Any) -> None:
+        if name == "cudaStreamEndCapture":
+            args[1]._obj.value, self.left = 1, self.left + 1
+        elif name == "cudaGraphGetNodes":
+            args[2]._obj.value = len(self.kinds)
+            for i, kind in enumerate(self.kinds if args[1] else ()):
+                args[1][i] = 100 + kind
+        elif name == "cudaGraphNodeGetType":
+            args[1]._obj.value = args[0] - 100
+
+    def quietly(self, name: str, *args: Any) -> None:
+        if name == "cudaStreamEndCapture":
+            self.call(name, *args)
+        self.left -= name == "cudaGraphDestroy"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "takes"), [((0, 2), False), ((), False), ((0, 10, 0, 11), True), ((11,), True)]
+)
+def test_whether_a_graph_takes_memory(kinds: tuple[int, ...], takes: bool) -> None:
+    runtime: Any = Graphs(*kinds)
+    stream: Any = Results()
+    stream.handle = 5
+    assert cudart.takes_memory(runtime, stream, lambda: None) is takes
+    with pytest.raises(KeyError):
+        cudart.takes_memory(runtime, stream, lambda: {}["none"])
+    assert runtime.left == 0, "graphs are given back"
+
+
 class Results:
     """Of a call; who holds them holds their memory."""
 
