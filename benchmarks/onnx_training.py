@@ -22,7 +22,7 @@ from tvm import relax
 import byoc_cudnn
 import relay_wgrad
 from benchmarks.errors import distance, furthest
-from benchmarks.network_checks import QUICK
+from benchmarks.network_modes import QUICK
 from benchmarks.onnx_zoo import FAMILIES, SIZES, step
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import GradientGraph, from_onnx_training
