@@ -18,7 +18,6 @@ from rich.table import Table
 BENCHMARKS: dict[str, dict[str, str]] = {
     "gpu": {
         "convolutions": "gpu_convolutions",
-        "own": "gpu_own",
         "epilogues": "gpu_epilogues",
         "norms": "gpu_norm",
         "stem": "gpu_stem",
