@@ -18,7 +18,6 @@ from rich.table import Table
 BENCHMARKS: dict[str, dict[str, str]] = {
     "gpu": {
         "convolutions": "gpu_convolutions",
-        "own": "gpu_own",
         "epilogues": "gpu_epilogues",
         "norms": "gpu_norm",
         "stem": "gpu_stem",
@@ -27,18 +26,14 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "parallel": "gpu_parallel",
         "partial": "partial_training",
         "networks": "network_steps",
-        "compile": "torch_compile",
-        "functions": "torch_functions",
         "digits": "digits_curves",
+        "host": "step_host",
     },
     "cpu": {
         "convolutions": "cpu_convolutions",
         "products": "cpu_products",
         "step": "cpu_step",
-        "training": "training",
         "partial": "partial_training",
-        "compile": "torch_compile",
-        "functions": "torch_functions",
         "digits": "digits_curves",
         "first": "cpu_compile",
         "commands": "commands",
@@ -47,8 +42,6 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "onnx": "onnx_training",
         "jax": "jax_networks",
         "relay": "relay_programs",
-        "layouts": "layout_changes",
-        "equality": "layout_equality",
         "cuda-steps": "compile_steps",
     },
 }

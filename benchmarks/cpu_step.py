@@ -1,19 +1,20 @@
 """A training step of a bundled network on the CPU against PyTorch's eager one, by kind of operator.
 
-Float32, 224x224 (or the model's size), batch statistics in batch normalization.  Both sides compute
-the loss and the gradients of all parameters; both update the running statistics.  They take turns
-in one process, and the shortest time of some rounds counts; PyTorch's is the better of contiguous
-and channels_last tensors.  Memory is what a first step adds at most to the process, which holds
-parameters and data already: PyTorch's in a process of its own, in the format that needs less.  The
-loss and the gradients are compared in the same run: with batch statistics rounding grows from layer
-to layer, so PyTorch's own distance between its two memory formats is beside ours.  The breakdown
-sums the times of our kernels by kind.
+224x224 (or the model's size), batch statistics in batch normalization.  Both sides compute the loss
+and the gradients of all parameters; both update the running statistics.  PyTorch's is in float64
+beside ours in it, else in float32.  They take turns in one process, and the shortest time of some
+rounds counts; PyTorch's is the better of contiguous and channels_last tensors.  Memory is what a
+first step adds at most to the process, which holds parameters and data already: PyTorch's in a
+process of its own, in the format that needs less.  The loss and the gradients are compared in the
+same run: with batch statistics rounding grows from layer to layer, so PyTorch's own distance
+between its two memory formats is beside ours.  The breakdown sums the times of our kernels by kind.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +30,11 @@ from benchmarks.errors import distance
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from legalize.cpu import host_target
 from relay_wgrad.cores import configure_threads
-from relay_wgrad.frontend import BUNDLED, from_onnx
+from relay_wgrad.frontend import BUNDLED, TrainingGraph, from_onnx
 from relay_wgrad.training.trainer import Trainer
 from tests.support.torch.model import prepared
 
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
 # (pattern of a kernel's name, kind), the first that is found.
 KINDS = (
     ("conv2d_backward_weight", "convolution: wgrad"),
@@ -64,10 +66,15 @@ def _status(key: str) -> int:
     return int(found[1]) << 10
 
 
-def torch_bytes(model: str, batch: int, threads: int, channels_last: bool) -> Row:
+def graph_of(model: str, batch: int, image: int, dtype: str) -> TrainingGraph:
+    wide = "float64" if dtype == "f64" else "float32"
+    return from_onnx(model, batch=batch, image_size=image or None, dtype=wide)
+
+
+def torch_bytes(threads: int, channels_last: bool, model: str, *size: Any) -> Row:
     """The memory of PyTorch's step, in a fresh process."""
     torch.set_num_threads(threads)
-    graph = from_onnx(model, batch=batch)
+    graph = graph_of(model, *size)
     step = prepared(
         model, graph, graph.random_batch(0), "train", channels_last=channels_last,
         follow_statistics=False,
@@ -75,20 +82,26 @@ def torch_bytes(model: str, batch: int, threads: int, channels_last: bool) -> Ro
     return {"bytes": added_bytes(step)}
 
 
-def measure(model: str, batch: int, layout: str, winograd: bool, most: int, rounds: int) -> Row:
+def measure(
+    model: str, batch: int, image: int, dtype: str, layout: str, winograd: bool, most: int,
+    rounds: int,
+) -> Row:  # fmt: skip
     """Our step in a layout, and PyTorch's; in a fresh process."""
     threads = configure_threads(most or None)
     torch.set_num_threads(threads)
     relay_wgrad.register()
-    graph = from_onnx(model, batch=batch)
+    size = (model, batch, image, dtype)
+    graph = graph_of(*size)
     start = time.perf_counter()
-    trainer = Trainer(graph, host_target(threads, allow_winograd=winograd), layout=layout)
+    half = DTYPES[dtype] if dtype in ("f16", "bf16") else None
+    target = host_target(threads, allow_winograd=winograd)
+    trainer = Trainer(graph, target, layout=layout, dtype=half)
     compiled = time.perf_counter() - start
     values = graph.random_batch(0)
     arguments = trainer.arguments(values)
     run = trainer.compiled.vm["main_adjoint"]
     added = added_bytes(lambda: run(*arguments))
-    theirs_added = [child.row(torch_bytes, model, batch, threads, x) for x in (False, True)]
+    theirs_added = [child.row(torch_bytes, threads, x, *size) for x in (False, True)]
     steps = [
         prepared(model, graph, values, "train", channels_last=x, follow_statistics=False)
         for x in (False, True)
@@ -117,10 +130,9 @@ def measure(model: str, batch: int, layout: str, winograd: bool, most: int, roun
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    for model in args.suite:
-        for layout in args.layouts:
-            yield Case({"model": model, "batch": args.batch, "layout": layout,
-                        "winograd": not args.no_winograd})  # fmt: skip
+    for dtype, model, layout in itertools.product(args.dtypes, args.suite, args.layouts):
+        yield Case({"model": model, "batch": args.batch, "image": args.image, "dtype": dtype,
+                    "layout": layout, "winograd": not args.no_winograd})  # fmt: skip
 
 
 def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
@@ -131,17 +143,20 @@ BENCHMARK = Benchmark(
     cases, begin, suites=BUNDLED, by=("layout",),
     options={
         "batch": Option(4, "images"),
+        "image": Option(0, "the image's side; the network's own, if 0"),
+        "dtypes": Option(("f32",), "", DTYPES),
         "layouts": Option(("NHWC",), "", ("NHWC", "NCHW")),
         "threads": Option(0, "at most; as many as cores, if 0"),
         "rounds": Option(5, "in which all take turns"),
         "no_winograd": Option(False, "direct sums alone"),
     },
     summary=lambda rows: (
-        f"{row['model']} {row['layout']}, ms: {kind} {ms:.1f}"
+        f"{row['model']} {row['dtype']} {row['layout']}, ms: {kind} {ms:.1f}"
         for row in rows for kind, ms in row["kinds_ms"].items()
     ),
     columns=(
-        ("model",), ("layout",), ("threads",), ("ms", None, ".0f"), ("PyTorch", "torch_ms", ".0f"),
+        ("model",), ("dtype",), ("layout",), ("threads",), ("ms", None, ".0f"),
+        ("PyTorch", "torch_ms", ".0f"),
         ("ratio", None, ".2f"), ("loss", None, ".4f"), ("PyTorch's", "torch_loss", ".4f"),
         ("gradients away", "distance", ".1e"), ("PyTorch's", "torch_distance", ".1e"),
         ("MiB", "added_bytes", ".0f", 2**-20), ("PyTorch's", "torch_added_bytes", ".0f", 2**-20),

@@ -16,183 +16,386 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks import cpu_compile
 from benchmarks.gpu_steps import ratio
+from benchmarks.runner import Column, Row, cell
 
 RESULTS = Path(__file__).parent / "results"
 README = RESULTS.parents[1] / "README.md"
 PERFORMANCE = RESULTS.parents[1] / "docs" / "reference" / "performance.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.figures --write -->", "<!-- end of figures -->"
 KINDS = ("fprop", "dgrad", "wgrad")
+MIB = 2**20
 
 
 class Result(NamedTuple):
     """A file of results."""
 
-    facts: dict[str, Any]
-    rows: list[dict[str, Any]]
+    facts: Row
+    rows: list[Row]
 
 
 def read(name: str) -> Result:
     """A file of results, of today's form (`benchmarks.runner`) or of one that is in the folder.
 
-    Those have rows alone, or by keys, and facts beside them, under "about", or in each row.
+    Those have rows alone, or by keys, or by runs, and facts beside them, under "about", or in each
+    row.
     """
     found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     found = {"rows": found} if isinstance(found, list) else found
-    rows = found.pop("rows")
+    runs = found.pop("runs", [])
+    rows = found.pop("rows", [row for run in runs for row in run.get("rows", [])])
     if isinstance(rows, dict):
         rows = [{"key": key, **row} for key, row in rows.items()]
-    nested = [found[key] for key in ("about", "machine", "versions", "options") if key in found]
-    facts = {**rows[0], **found}
-    for each in nested:
-        facts |= each if isinstance(each, dict) else {}
+    facts = {**rows[0], **(runs[0] if runs else {}), **found}
+    for key in ("about", "machine", "versions", "options"):
+        facts |= found[key] if isinstance(found.get(key), dict) else {}
     facts.setdefault("device", facts.get("gpu", facts.get("cpu")))
     facts.setdefault("dates", facts.get("date"))
+    facts["date"] = str(facts.get("date"))[:10]
+    facts["release"] = str(facts.get("torch")).partition("+")[0]
+    facts["each"] = facts.get("cores_each") or facts.get("cores") or facts.get("threads")
     return Result(facts, rows)
 
 
-def _by_kind(rows: Iterable[dict[str, Any]]) -> str:
-    found = defaultdict(list)
+class Figure(NamedTuple):
+    """A row of the README's; texts are formatted with the file's facts and what `values` adds."""
+
+    name: str
+    what: str
+    where: str
+    figure: str
+    values: Callable[[list[Row]], Row]
+
+
+class Sheet(NamedTuple):
+    """A table of the performance page: what is said above it, its rows, and their columns.
+
+    rows : of the file's facts and rows those that are shown.
+    """
+
+    heading: str
+    name: str
+    where: str
+    columns: Sequence[Column]
+    rows: Callable[[list[Row]], Iterable[Row]] = lambda rows: rows
+    values: Callable[[list[Row]], Row] = lambda rows: {}
+
+
+# ---- what several have in common -----------------------------------------------------------------
+
+
+def measured(rows: Iterable[Row]) -> list[Row]:
+    """Those that have a ratio."""
+    return [row for row in rows if row.get("ratio")]
+
+
+def slowest(rows: Sequence[Row]) -> list[Row]:
+    """Of three runs the slowest row of each problem."""
+    found: dict[str, Row] = {}
+    for row in (*rows, *read("cpu_avx2_2").rows, *read("cpu_avx2_3").rows):
+        if row["ratio"] >= found.get(row["problem"], row)["ratio"]:
+            found[row["problem"]] = row
+    return list(found.values())
+
+
+def by_kind(rows: Iterable[Row]) -> Row:
+    """Means of the ratios by kind, how many there are, and the slowest."""
+    ratios = defaultdict[str, list[float]](list)
     for row in rows:
-        found[row["kind"]].append(row["ratio"])
-    return ", ".join(f"{kind} {geometric_mean(found[kind]):.2f}" for kind in KINDS)
+        ratios[row["kind"]].append(row["ratio"])
+    every = [each for own in ratios.values() for each in own]
+    return {"count": len(every), "slowest": max(every),
+            **{kind: geometric_mean(own) for kind, own in ratios.items()}}  # fmt: skip
 
 
-def _range(ratios: Sequence[float]) -> str:
-    return f"({min(ratios):.2f} to {max(ratios):.2f})"
+def grouped(rows: Sequence[Row], field: str) -> list[Row]:
+    """`by_kind` of each value of a field."""
+    values = dict.fromkeys(row[field] for row in rows)
+    return [{field: v, **by_kind(row for row in rows if row[field] == v)} for v in values]
 
 
-def _slowest_cpu_rows() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The machine, and of three runs the slowest row of each problem."""
-    runs = [read(f"cpu_avx2_{i}") for i in (1, 2, 3)]
-    slowest: dict[str, dict[str, Any]] = {}
-    for row in (row for run in runs for row in run.rows):
-        if row["ratio"] >= slowest.get(row["problem"], row)["ratio"]:
-            slowest[row["problem"]] = row
-    return runs[0].facts, list(slowest.values())
+def of_kinds(field: str, head: str) -> tuple[Column, ...]:
+    return ((head, field), ("layers", "count"), *((kind, None, ".2f") for kind in KINDS),
+            ("slowest", None, ".2f"))  # fmt: skip
 
 
-def cpu_layers() -> list[str]:
-    machine, rows = _slowest_cpu_rows()
-    return [
-        f"{len(rows)} convolutions of six networks, float32, NHWC, batch 8, beside oneDNN's",
-        f"{machine['cpu']}, {machine['threads']} cores, {machine['date']}",
-        f"time ratio {_by_kind(rows)}; slowest {max(row['ratio'] for row in rows):.2f}",
-    ]
+BY_KIND = "time ratio fprop {fprop:.2f}, dgrad {dgrad:.2f}, wgrad {wgrad:.2f}"
 
 
-def cpu_step() -> list[str]:
-    facts, rows = read("cpu_step")
-    ours = min(rows, key=lambda row: row["ms"])
-    theirs = min(row["torch_ms"] for row in rows)
-    return [
-        f"{ours['model']}, batch {ours['batch']}, loss and gradients",
-        f"{facts['cpu']}, {ours['threads']} cores, {ours['date']}",
-        f"{ours['ms']:.0f} ms, PyTorch eager {theirs:.0f}",
-    ]
+def mean_and_range(ratios: Sequence[float]) -> Row:
+    return {"count": len(ratios), "mean": geometric_mean(ratios), "least": min(ratios),
+            "most": max(ratios)}  # fmt: skip
 
 
-def first_gradients() -> list[str]:
-    facts, runs = read("cpu_first")
+def of_batch(rows: Iterable[Row], batch: int = 128) -> list[Row]:
+    found = [{**row, "ratio": ratio(row)} for row in rows if row["batch"] == batch]
+    return sorted(found, key=lambda row: (row["dtype"], row["model"]))
+
+
+def sides_of(names: dict[str, str]) -> Callable[[list[Row]], list[Row]]:
+    """The sides of the one row, by the names that they get."""
+    return lambda rows: [
+        {"side": name, **rows[0]["sides"][key]}
+        for key, name in names.items() if key in rows[0]["sides"]
+    ]  # fmt: skip
+
+
+def partial(rows: list[Row]) -> list[Row]:
+    """Ours and eager's of a network and a part of its parameters."""
+    found: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        network, part, side = row.get("key", "").split() or (
+            row["network"], row["part"], row["side"]
+        )  # fmt: skip
+        found.setdefault((network, part), {})[side] = row
+    return [{"what": f"{network}, {PARTS[part]}", **sides}
+            for (network, part), sides in found.items()]  # fmt: skip
+
+
+PARTS = {"all": "all", "last": "the last ten tensors", "norms": "scale and bias of the norms",
+         "biases": "`*.bias`"}  # fmt: skip
+
+
+def inside_jax(rows: Iterable[Row]) -> list[Row]:
+    """Milliseconds of each case by side, of the last call of each."""
+    what = json.loads((RESULTS / "jax_inside_h200.json").read_text(encoding="utf-8"))["what"]
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(row["row"], {"what": what[row["row"]]})[row["side"]] = row["ms"]
+    return list(found.values())
+
+
+def beside_jax(rows: list[Row]) -> Row:
+    found = inside_jax(rows)
+    slow = [each["lax"] / each["ours"] for each in found if each.get("lax", 0) > 5 * each["ours"]]
+    beside = [each["ours"] / each["torch"] for each in found if "torch" in each]
+    return {**mean_and_range(beside), "times": geometric_mean(slow), "slow": len(slow)}
+
+
+def first_gradients(runs: list[Row]) -> Row:
     found = cpu_compile.medians(runs)
     small = {row["way"]: row for row in found if row["network"] == "small"}
-    ways = (
-        ("trainer", "`Trainer`"),
-        ("compile", "`torch.compile`, ours"),
-        ("inductor", "Inductor"),
-    )
-    said = (f"{name} {small[way]['cold first']:.1f} / {small[way]['warm first']:.1f}"
-            for way, name in ways)  # fmt: skip
     beside = [row for row in found if "warm first ratio" in row and row["way"] != "inductor"]
-    cold, warm = ([row[f"{state} first ratio"] for row in beside] for state in ("cold", "warm"))
-    networks = len({row["network"] for row in beside})
-    ratios = " / ".join(f"{geometric_mean(each):.2f} {_range(each)}" for each in (cold, warm))
-    ratios = f"ratio to Inductor {ratios}"
-    cores = facts.get("cores_each") or facts["cores"]
+    ratios = {
+        state: mean_and_range([row[f"{state} first ratio"] for row in beside])
+        for state in cpu_compile.STATES
+    }
+    said = [
+        f"{name} {small[way]['cold first']:.1f} / {small[way]['warm first']:.1f}"
+        for way, name in (("trainer", "`Trainer`"), ("compile", "`torch.compile`, ours"),
+                          ("inductor", "Inductor"))
+    ]  # fmt: skip
+    return {**ratios, "said": ", ".join(said), "networks": len({r["network"] for r in beside})}
+
+
+def two_gpus(rows: list[Row]) -> list[Row]:
+    """Images a second of each loop on two GPUs, and of what it is beside on one."""
+    speeds = {row["how"]: row["images_s"] for row in rows}
     return [
-        "seconds to the first gradients, 25,000 parameters, first / second process",
-        f"{facts['cpu']}, {cores} cores, PyTorch {facts['torch']}, {facts['date']}",
-        f"{', '.join(said)}; of {networks} networks, three ways, {ratios}",
-    ]
+        {"loop": loop, "two": speeds[how], "one": speeds[alone],
+         "share": speeds[how] / (2 * speeds[alone])}
+        for how, loop, alone in LOOPS
+    ]  # fmt: skip
 
 
-def gpu_steps() -> list[str]:
-    facts, rows = read("gpu_against_h200")
-    rows = [row for row in rows if row["batch"] == 128]
-    ratios = [ratio(row) for row in rows]
-    models = {row["model"] for row in rows}
-    sides = "beside the best of eager, torch.compile and torch.compile with CUDA graphs"
-    return [
-        f"forward and backward of {len(models)} networks, batch 128, three dtypes, {sides}",
-        f"{facts['gpu']}, PyTorch {facts['torch'].partition('+')[0]}, {facts['dates']}",
-        f"time ratio {geometric_mean(ratios):.2f} of {len(ratios)} {_range(ratios)}",
-    ]
+LOOPS = (
+    ("DDP, pieces", "`TrainingStep` in DDP", "no DDP, one piece"),
+    ("DDP, one piece", "the same in one piece", "no DDP, one piece"),
+    ("distributed", "`Trainer`", "alone"),
+    ("distributed, all at the end", "`Trainer`, all at the end", "alone"),
+    ("torch.compile(DDP)", "torch.compile in DDP", "torch.compile"),
+    ("DDP, eager", "eager in DDP", "eager"),
+)
 
 
-def cudnn_layers() -> list[str]:
-    about, rows = read("cudnn_h200")
-    rows = [row for row in rows if row.get("ratio")]
-    return [
-        f"{len(rows)} convolutions offloaded to cuDNN, beside PyTorch's with `benchmark`",
-        f"{about['gpu']}, PyTorch {about['torch'].partition('+')[0]}, {about['date'][:10]}",
-        f"time ratio {_by_kind(rows)}",
-    ]
+def ms_and_mib(side: str) -> Callable[[Row], str]:
+    return lambda row: "{ms:.2f} ({0:.0f})".format(
+        row["sides"][side]["memory"] / MIB, **row["sides"][side]
+    )
 
 
-def depthwise() -> list[str]:
-    facts, rows = read("gpu_depthwise_batches_h200")
-    ratios = [row["ratio"] if "ratio" in row else row["us"] / row["torch_us"] for row in rows]
-    return [
-        f"{len(ratios)} depthwise convolutions by kernels of our own, float16, beside PyTorch's",
-        f"{facts['device']}, PyTorch 2.11, {facts['date']}",
-        f"time ratio {geometric_mean(ratios):.2f}; slowest {max(ratios):.2f}",
-    ]
+def _short(row: Row) -> str:
+    return f"`{row['words'].replace('{folder}/', '')}`"
 
 
-def volumes() -> list[str]:
-    facts, (row,) = read("gpu_volumes_h200")
-    sides = row["sides"]
-    other = sides["compile"]  # the best of PyTorch's
-    return [
-        f"a step of nnU-Net's U-Net, batch {row['batch']} of 128³, bfloat16, beside torch.compile",
-        f"{facts['gpu']}, PyTorch {facts['torch']}, {facts['date']}",
-        f"time ratio {row['ratio']:.2f}, memory {sides['ours']['memory'] / other['memory']:.2f}",
-    ]
+def _processor(row: Row) -> str:
+    return f"{row['processor']:.{2 if row['processor'] < 1 else 1}f}"
 
 
-def inside_jax() -> list[str]:
-    facts, rows = read("jax_inside_h200")
-    found = _inside_jax(rows)
-    slow = [each for each in found.values() if each.get("lax", 0) > 5 * each["ours"]]
-    against = geometric_mean([each["lax"] / each["ours"] for each in slow])
-    beside = [each["ours"] / each["torch"] for each in found.values() if "torch" in each]
-    times = f"{against:.0f} times as fast as `lax`'s of {len(slow)} that XLA computes slowly"
-    return [
-        "value and gradients of convolutions inside `jax.jit`",
-        f"{facts['gpu']}, JAX {facts['jax']}, PyTorch {facts['torch']}, {facts['date']}",
-        f"{times}; time ratio to PyTorch's {geometric_mean(beside):.2f} {_range(beside)}",
-    ]
-
-
-def _inside_jax(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Case -> side -> milliseconds, of the last call of each."""
-    found = defaultdict[str, dict[str, float]](dict)
-    for row in rows:
-        found[row["row"]][row["side"]] = row["ms"]
-    return found
-
+# ---- the pages -----------------------------------------------------------------------------------
 
 FIGURES = (
-    cpu_layers, cpu_step, first_gradients, gpu_steps, volumes, cudnn_layers, depthwise, inside_jax,
+    Figure(
+        "cpu_avx2_1",
+        "{count} convolutions of six networks, float32, NHWC, batch 8, beside oneDNN's",
+        "{cpu}, {threads} cores, {date}", BY_KIND + "; slowest {slowest:.2f}",
+        lambda rows: by_kind(slowest(rows)),
+    ),
+    Figure(
+        "cpu_step", "{model}, batch {batch}, loss and gradients", "{cpu}, {threads} cores, {date}",
+        "{ms:.0f} ms, PyTorch eager {torch_ms:.0f}",
+        lambda rows: {key: min(row[key] for row in rows) for key in ("ms", "torch_ms")},
+    ),
+    Figure(
+        "cpu_first", "seconds to the first gradients, 25,000 parameters, first / second process",
+        "{cpu}, {each} cores, PyTorch {torch}, {date}",
+        "{said}; of {networks} networks, three ways, ratio to Inductor"
+        " {cold[mean]:.2f} ({cold[least]:.2f} to {cold[most]:.2f})"
+        " / {warm[mean]:.2f} ({warm[least]:.2f} to {warm[most]:.2f})",
+        first_gradients,
+    ),
+    Figure(
+        "gpu_against_h200",
+        "forward and backward of {models} networks, batch 128, three dtypes, beside the best of"
+        " eager, torch.compile and torch.compile with CUDA graphs",
+        "{gpu}, PyTorch {release}, {dates}",
+        "time ratio {mean:.2f} of {count} ({least:.2f} to {most:.2f})",
+        lambda rows: {**mean_and_range([row["ratio"] for row in of_batch(rows)]),
+                      "models": len({row["model"] for row in of_batch(rows)})},
+    ),
+    Figure(
+        "gpu_volumes_h200",
+        "a step of nnU-Net's U-Net, batch {batch} of 128³, bfloat16, beside torch.compile",
+        "{gpu}, PyTorch {torch}, {date}", "time ratio {ratio:.2f}, memory {memory:.2f}",
+        lambda rows: {"memory": rows[0]["sides"]["ours"]["memory"]
+                      / rows[0]["sides"]["compile"]["memory"]},
+    ),
+    Figure(
+        "cudnn_h200", "{count} convolutions offloaded to cuDNN, beside PyTorch's with `benchmark`",
+        "{gpu}, PyTorch {release}, {date}", BY_KIND, lambda rows: by_kind(measured(rows)),
+    ),
+    Figure(
+        "gpu_depthwise_batches_h200",
+        "{count} depthwise convolutions by kernels of our own, float16, beside PyTorch's",
+        "{device}, PyTorch 2.11, {date}", "time ratio {mean:.2f}; slowest {most:.2f}",
+        lambda rows: mean_and_range([
+            row["ratio"] if "ratio" in row else row["us"] / row["torch_us"] for row in rows
+        ]),
+    ),
+    Figure(
+        "jax_inside_h200", "value and gradients of convolutions inside `jax.jit`",
+        "{gpu}, JAX {jax}, PyTorch {torch}, {date}",
+        "{times:.0f} times as fast as `lax`'s of {slow} that XLA computes slowly; time ratio to"
+        " PyTorch's {mean:.2f} ({least:.2f} to {most:.2f})",
+        beside_jax,
+    ),
+)  # fmt: skip
+
+SHEETS = (
+    Sheet(
+        "Convolutions on a CPU", "cpu_avx2_1",
+        "The distinct layers of each network, float32, NHWC, batch 8: our time over that of PyTorch"
+        " {torch} with oneDNN, of three runs the slowest of each. {cpu}, {threads} threads, {date};"
+        " `cpu_avx2_1.json` to `_3`.",
+        of_kinds("suite", "network"), lambda rows: grouped(slowest(rows), "suite"),
+    ),
+    Sheet(
+        "A training step on a CPU", "cpu_step",
+        "{model}, float32, batch {batch}, loss and gradients. {cpu}, {threads} threads, {date};"
+        " `cpu_step.json`.",
+        (("layout",), ("ours, ms", "ms", ".0f"), ("PyTorch eager, ms", "torch_ms", ".0f"),
+         ("ratio", None, ".2f")),
+    ),
+    Sheet(
+        "Training steps on a GPU", "gpu_against_h200",
+        'Forward and backward at batch 128: ms, in brackets MiB of the device. "CUDA graphs" are'
+        " torch.compile's; the ratio is to the best of PyTorch's. One call a row."
+        " {gpu}, PyTorch {torch}; `gpu_against_h200.json`.",
+        (("network", lambda row: f"{row['model']}, {row['dtype']}"),
+         *((f"{name}, ms (MiB)", ms_and_mib(side)) for side, name in (
+             ("ours", "ours"), ("eager", "eager"), ("compile", "torch.compile"),
+             ("graphs", "CUDA graphs"))),
+         ("ratio", None, ".2f"), ("date", lambda row: row.get("when", row.get("date", ""))[:10])),
+        of_batch,
+    ),
+    Sheet(
+        "A step of volumes on a GPU", "gpu_volumes_h200",
+        "Forward and backward of a U-Net as nnU-Net's (InstanceNorm, LeakyReLU, 32 to 320 channels,"
+        " five levels), batch {batch} of 128³ voxels, bfloat16, beside other work on the"
+        " host. {gpu}, PyTorch {torch}, {date}; `gpu_volumes_h200.json`.",
+        (("side",), ("step, ms", "ms", ".2f"), ("MiB", "memory", ".0f", 1 / MIB)),
+        sides_of({"ours": "ours", "written": "ours, without its norms as operators",
+                  "eager": "eager", "compile": "torch.compile"}),
+    ),
+    Sheet(
+        "PyTorch's own loop on a GPU", "gpu_loop_h200",
+        "Forward and backward in PyTorch's own loop, bfloat16, milliseconds, beside other work on"
+        " the host. {gpu}, PyTorch {torch}, {date}; `gpu_loop_h200.json`.",
+        (("network, batch", lambda row: f"{row['model']}, {row['batch']}"),
+         *((name, f"sides.{side}.ms", ".2f") for side, name in (
+             ("ours", "whole step"), ("step", "`TrainingStep`"),
+             ("backend", "`torch.compile`, ours"),
+             ("graphs", "torch.compile with CUDA graphs"), ("eager", "eager")))),
+        lambda rows: sorted(rows, key=lambda row: row["batch"]),
+    ),
+    Sheet(
+        "Two GPUs", "several_gpus_h200",
+        "{benchmark}: images a second, and the share of two times one GPU's. {device}, PyTorch"
+        " {release}, {date}, two calls; `several_gpus_h200.json`.",
+        (("loop",), ("two GPUs", "two", ".0f"), ("one GPU", "one", ".0f"), ("share", None, ".2f")),
+        two_gpus,
+    ),
+    Sheet(
+        "A part of the parameters on a GPU", "partial_training_cuda",
+        "{dtype}, batch {batch}, beside PyTorch eager in channels_last with autocast and"
+        " `benchmark`. {device}, {date}; `partial_training_cuda.json`.",
+        (("network, what is trained", "what"), ("ours, ms", "ours.seconds", ".1f", 1e3),
+         ("eager, ms", "channels_last.seconds", ".1f", 1e3),
+         ("ours, MiB", "ours.peak", ".0f", 1 / MIB),
+         ("eager, MiB", "channels_last.peak", ".0f", 1 / MIB)),
+        partial,
+    ),
+    Sheet(
+        "Convolutions by cuDNN on a GPU", "cudnn_h200",
+        "Layers of {networks} networks, our time over PyTorch's with `benchmark`. {gpu}, driver"
+        " {driver}, CUDA {cuda}, cuDNN {cudnn}, PyTorch {torch}, {date}; `cudnn_h200.json`.",
+        of_kinds("mode", "dtype"), lambda rows: grouped(measured(rows), "mode"),
+        lambda rows: {"networks": len({name for row in measured(rows) for name in row["uses"]})},
+    ),
+    Sheet(
+        "Convolutions inside jax.jit", "jax_inside_h200",
+        "Value and both gradients of each, inside `jax.jit`, in one process a side. Where a case"
+        " was run again with kernels chosen by measured times, that run counts. `lax`'s transposed"
+        " one in one dimension was not run. {gpu}, JAX {jax}, PyTorch {torch}, {date};"
+        " `jax_inside_h200.json`.",
+        (("convolutions", "what"), ("ours, ms", "ours", ".2f"), ("`lax`'s, ms", "lax", ".2f"),
+         ("PyTorch, ms", "torch", ".2f")),
+        inside_jax,
+    ),
+    Sheet(
+        "Commands", "commands",
+        "Seconds of processor time from the command's start to its end, with an empty cache but for"
+        " the second `train`; the shortest of {turns} runs on a machine that others used too."
+        " {cpu}, {cores} cores, {date}; `commands.json`.",
+        (("command",), ("words", _short), ("processor, s", _processor)),
+        values=lambda rows: {"turns": " or ".join(map(str, sorted({r["turns"] for r in rows})))},
+    ),
 )  # fmt: skip
 
 
-def table() -> str:
-    """README's: ratios are ours over the other's, geometric means."""
-    return _markdown(["what", "where", "figure"], (row() for row in FIGURES))
+def figures() -> str:
+    """README's table: ratios are ours over the other's, geometric means."""
+    lines = []
+    for name, *texts, values in FIGURES:
+        facts, rows = read(name)
+        facts |= values(rows)
+        lines.append([text.format(**facts) for text in texts])
+    return _markdown(["what", "where", "figure"], lines)
+
+
+def sheets() -> str:
+    """The performance page's."""
+    parts = []
+    for sheet in SHEETS:
+        facts, rows = read(sheet.name)
+        where = sheet.where.format(**facts | sheet.values(rows))
+        lines = [[cell(row, column) or "–" for column in sheet.columns] for row in sheet.rows(rows)]
+        table = _markdown([head for head, *_ in sheet.columns], lines)
+        parts.append(f"## {sheet.heading}\n\n{where}\n\n{table}")
+    return "\n\n".join(parts)
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -200,223 +403,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-# --- docs/reference/performance.md: (heading, what and where, columns, rows) of each table
-
-Table = tuple[str, str, Sequence[str], list[list[str]]]
-MIB = 2**20
-
-
-def cpu_networks() -> Table:
-    machine, rows = _slowest_cpu_rows()
-    lines = []
-    for network in dict.fromkeys(row["suite"] for row in rows):
-        own = [row for row in rows if row["suite"] == network]
-        means = [_mean([row["ratio"] for row in own if row["kind"] == kind]) for kind in KINDS]
-        lines.append([network, str(len(own)), *means, f"{max(row['ratio'] for row in own):.2f}"])
-    where = (
-        "The distinct layers of each network, float32, NHWC, batch 8: our time over that of PyTorch"
-        f" {machine['torch']} with oneDNN, of three runs the slowest of each. {machine['cpu']},"
-        f" {machine['threads']} threads, {machine['date']}; `cpu_avx2_1.json` to `_3`."
-    )
-    return "Convolutions on a CPU", where, ["network", "layers", *KINDS, "slowest"], lines
-
-
-def _mean(ratios: Sequence[float]) -> str:
-    return f"{geometric_mean(ratios):.2f}" if ratios else "–"
-
-
-def cpu_steps() -> Table:
-    first, rows = read("cpu_step")
-    where = (
-        f"{first['model']}, float32, batch {first['batch']}, loss and gradients. {first['cpu']},"
-        f" {first['threads']} threads, {first['date']}; `cpu_step.json`."
-    )
-    head = ["layout", "ours, ms", "PyTorch eager, ms", "ratio"]
-    lines = [
-        [row["layout"], f"{row['ms']:.0f}", f"{row['torch_ms']:.0f}", f"{row['ratio']:.2f}"]
-        for row in rows
-    ]
-    return "A training step on a CPU", where, head, lines
-
-
-def partial_steps() -> Table:
-    facts, found = read("partial_training_cuda")
-    rows = {_partial(row): row for row in found}
-    names = {"all": "all", "last": "the last ten tensors",
-             "norms": "scale and bias of the norms", "biases": "`*.bias`"}  # fmt: skip
-    lines = []
-    for key, ours in rows.items():
-        network, what, side = key
-        if side != "ours":
-            continue
-        eager = rows[network, what, "channels_last"]
-        figures = (f"{1e3 * ours['seconds']:.1f}", f"{1e3 * eager['seconds']:.1f}",
-                   f"{ours['peak'] / MIB:.0f}", f"{eager['peak'] / MIB:.0f}")  # fmt: skip
-        lines.append([f"{network}, {names[what]}", *figures])
-    where = (
-        f"{facts['dtype']}, batch {facts['batch']}, beside PyTorch eager in channels_last with"
-        f" autocast and `benchmark`. {facts['device']}, {found[0]['date']};"
-        " `partial_training_cuda.json`."
-    )
-    head = ["network, what is trained", "ours, ms", "eager, ms", "ours, MiB", "eager, MiB"]
-    return "A part of the parameters on a GPU", where, head, lines
-
-
-def _partial(row: dict[str, Any]) -> tuple[str, ...]:
-    """(network, part, side) of a row."""
-    return tuple(row["key"].split() if "key" in row else (row["network"], row["part"], row["side"]))
-
-
-def gpu_networks() -> Table:
-    facts, rows = read("gpu_against_h200")
-    rows = [row for row in rows if row["batch"] == 128]
-    sides = {"ours": "ours", "eager": "eager", "compile": "torch.compile", "graphs": "CUDA graphs"}
-    lines = []
-    for row in sorted(rows, key=lambda row: (row["dtype"], row["model"])):
-        cells = [_ms_and_mib(row["sides"].get(side)) for side in sides]
-        when = row.get("when", row.get("date", ""))[:10]
-        lines.append([f"{row['model']}, {row['dtype']}", *cells, f"{ratio(row):.2f}", when])
-    where = (
-        'Forward and backward at batch 128: ms, in brackets MiB of the device. "CUDA graphs" are'
-        " torch.compile's; the ratio is to the best of PyTorch's. One call a row."
-        f" {facts['gpu']}, PyTorch {facts['torch']}; `gpu_against_h200.json`."
-    )
-    head = ["network", *(f"{name}, ms (MiB)" for name in sides.values()), "ratio", "date"]
-    return "Training steps on a GPU", where, head, lines
-
-
-def _ms_and_mib(side: dict[str, Any] | None) -> str:
-    return f"{side['ms']:.2f} ({side['memory'] / MIB:.0f})" if side else "–"
-
-
-def gpu_layers() -> Table:
-    about, rows = read("cudnn_h200")
-    rows = [row for row in rows if row.get("ratio")]
-    networks = {name for row in rows for name in row["uses"]}
-    lines = []
-    for mode in dict.fromkeys(row["mode"] for row in rows):
-        own = [row for row in rows if row["mode"] == mode]
-        means = [_mean([row["ratio"] for row in own if row["kind"] == kind]) for kind in KINDS]
-        lines.append([mode, str(len(own)), *means, f"{max(row['ratio'] for row in own):.2f}"])
-    where = (
-        f"Layers of {len(networks)} networks, our time over PyTorch's with `benchmark`."
-        f" {about['gpu']}, driver {about['driver']}, CUDA {about['cuda']}, cuDNN {about['cudnn']},"
-        f" PyTorch {about['torch']}, {about['date'][:10]}; `cudnn_h200.json`."
-    )
-    head = ["dtype", "layers", *KINDS, "slowest"]
-    return "Convolutions by cuDNN on a GPU", where, head, lines
-
-
-def gpu_volumes() -> Table:
-    facts, (row,) = read("gpu_volumes_h200")
-    names = {
-        "ours": "ours", "written": "ours, without its norms as operators", "eager": "eager",
-        "compile": "torch.compile",
-    }  # fmt: skip
-    lines = [
-        [name, f"{side['ms']:.2f}", f"{side['memory'] / MIB:.0f}"]
-        for key, name in names.items()
-        if (side := row["sides"].get(key))
-    ]
-    where = (
-        "Forward and backward of a U-Net as nnU-Net's (InstanceNorm, LeakyReLU, 32 to 320 channels,"
-        f" five levels), batch {row['batch']} of 128³ voxels, bfloat16, beside other work on the"
-        f" host. {facts['gpu']}, PyTorch {facts['torch']}, {facts['date']};"
-        " `gpu_volumes_h200.json`."
-    )
-    return "A step of volumes on a GPU", where, ["side", "step, ms", "MiB"], lines
-
-
-def own_loop() -> Table:
-    facts, rows = read("gpu_loop_h200")
-    names = {
-        "ours": "whole step", "step": "`TrainingStep`", "backend": "`torch.compile`, ours",
-        "graphs": "torch.compile with CUDA graphs", "eager": "eager",
-    }  # fmt: skip
-    lines = [
-        [f"{row['model']}, {row['batch']}", *(f"{row['sides'][key]['ms']:.2f}" for key in names)]
-        for row in sorted(rows, key=lambda row: row["batch"])
-    ]
-    where = (
-        "Forward and backward in PyTorch's own loop, bfloat16, milliseconds, beside other work on"
-        f" the host. {facts['gpu']}, PyTorch {facts['torch']}, {facts['date']};"
-        " `gpu_loop_h200.json`."
-    )
-    return "PyTorch's own loop on a GPU", where, ["network, batch", *names.values()], lines
-
-
-def several_gpus() -> Table:
-    found = json.loads((RESULTS / "several_gpus_h200.json").read_text(encoding="utf-8"))
-    rows = {row["how"]: row for run in found["runs"] for row in run["rows"]}
-    alone = {"DDP, eager": "eager", "torch.compile(DDP)": "torch.compile"}
-    alone |= {"DDP, pieces": "no DDP, one piece", "DDP, one piece": "no DDP, one piece"}
-    alone |= dict.fromkeys(("distributed", "distributed, all at the end"), "alone")
-    names = {
-        "DDP, pieces": "`TrainingStep` in DDP", "DDP, one piece": "the same in one piece",
-        "distributed": "`Trainer`", "distributed, all at the end": "`Trainer`, all at the end",
-        "torch.compile(DDP)": "torch.compile in DDP", "DDP, eager": "eager in DDP",
-    }  # fmt: skip
-    lines = [
-        [names[how], f"{(two := rows[how]['images_s']):.0f}",
-         f"{(one := rows[alone[how]]['images_s']):.0f}", f"{two / (2 * one):.2f}"]
-        for how in names
-    ]  # fmt: skip
-    first = found["runs"][0]
-    where = (
-        f"{found['benchmark']}: images a second, and the share of two times one GPU's."
-        f" {first['device']}, PyTorch {first['torch'].partition('+')[0]}, {found['date']}, two"
-        " calls; `several_gpus_h200.json`."
-    )
-    return "Two GPUs", where, ["loop", "two GPUs", "one GPU", "share"], lines
-
-
-def jax_inside() -> Table:
-    facts, rows = read("jax_inside_h200")
-    names = {"ours": "ours, ms", "lax": "`lax`'s, ms", "torch": "PyTorch, ms"}
-    lines = [
-        [facts["what"][case], *(f"{sides[s]:.2f}" if s in sides else "–" for s in names)]
-        for case, sides in _inside_jax(rows).items()
-    ]
-    where = (
-        "Value and both gradients of each, inside `jax.jit`, in one process a side. Where a case"
-        " was run again with kernels chosen by measured times, that run counts. `lax`'s transposed"
-        f" one in one dimension was not run. {facts['gpu']}, JAX {facts['jax']}, PyTorch"
-        f" {facts['torch']}, {facts['date']}; `jax_inside_h200.json`."
-    )
-    return "Convolutions inside jax.jit", where, ["convolutions", *names.values()], lines
-
-
-def commands() -> Table:
-    facts, rows = read("commands")
-    lines = [
-        [row["command"], f"`{row['words'].replace('{folder}/', '')}`",
-         f"{row['processor']:.{2 if row['processor'] < 1 else 1}f}"]
-        for row in rows
-    ]  # fmt: skip
-    turns = " or ".join(map(str, sorted({row["turns"] for row in rows})))
-    where = (
-        "Seconds of processor time from the command's start to its end, with an empty cache but for"
-        f" the second `train`; the shortest of {turns} runs on a machine that others used too."
-        f" {facts['cpu']}, {facts['cores']} cores, {facts['date']}; `commands.json`."
-    )
-    return "Commands", where, ["command", "words", "processor, s"], lines
-
-
-TABLES: tuple[Callable[[], Table], ...] = (
-    cpu_networks, cpu_steps, gpu_networks, gpu_volumes, own_loop, several_gpus, partial_steps,
-    gpu_layers, jax_inside, commands,
-)  # fmt: skip
-
-
-def tables() -> str:
-    """The performance page's."""
-    parts = []
-    for heading, where, head, rows in (make() for make in TABLES):
-        parts.append(f"## {heading}\n\n{where}\n\n{_markdown(head, rows)}")
-    return "\n\n".join(parts)
-
-
-PAGES = {README: table, PERFORMANCE: tables}
+PAGES = {README: figures, PERFORMANCE: sheets}
 
 
 def with_figures(path: Path) -> str:

@@ -6,16 +6,16 @@ each dtype: by our code, and by PyTorch with `torch.backends.cudnn.benchmark`, o
 leave to round operands to tf32, on both sides.
 
 --backends: `cudnn` with plans chosen by timing; `cutlass` runs the CUTLASS kernels that the model
-chooses, `wgmma` has Hopper's among them, and `tuned` takes the fastest of those that tuning tries;
-they need nvcc, and the last two the headers of nvidia-cutlass.  `direct` runs our own kernels
-(`cuda_direct`) where there are any, `generated` what TVM makes of `legalize.cuda`, in f32 and f16.
-The lines `chosen` are of the fastest for every problem: what `benchmark=True` of the functions for
-PyTorch and `select="measured"` get.  "floor" is the larger of the product's and the copy's time.
+chooses, `wgmma` has Hopper's among them; they need nvcc, and the last one the headers of
+nvidia-cutlass.  `direct` runs our own kernels (`cuda_direct`) where there are any, --tries of them,
+a row each with the time that the model predicts; `generated` what TVM makes of `legalize.cuda`, in
+f32 and f16.  The lines `chosen` are of the fastest for every problem: what `benchmark=True` of the
+functions for PyTorch and `select="measured"` get.  "floor" is the larger of the product's and the
+copy's time.
 
 How it is timed: device events around several calls that were enqueued while the device idled, so
 that launching is no part of it; five rounds in which both take turns; medians.  Inputs are random,
-and several sets take turns where one would stay in the cache.  What a call costs the host is
-measured apart, once, on a tiny convolution.
+and several sets take turns where one would stay in the cache.
 
 How it is checked: every result of ours starts as NaN, and is compared as a whole with PyTorch's and
 in part with float64 (two images, or for wgrad a few filters over all images).
@@ -28,16 +28,20 @@ f32 reach).
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import tvm
 import tvm_ffi
 
 from benchmarks import gpu_cases
-from benchmarks.gpu_cases import BACKENDS, MODES, PLANS, build, common, pin, plan_of, tiny
+from benchmarks.gpu_cases import BACKENDS, MODES, build
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row, means
+from byoc_cudnn.backends.cuda_direct.depthwise import strip_of
+from byoc_cudnn.backends.cuda_direct.model import Choice
 from legalize.cuda import prim_func
 from relay_wgrad.problem import ConvProblem
 from tests.support.gpu.runner import choose_compiler
@@ -49,13 +53,12 @@ LARGE = 20e6  # bytes: of a problem whose time is the memory's, not the launch's
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
-    wanted = gpu_cases.cases(args.suite, args.kinds, args.dtypes, args.batch, args.backends)
-    if args.common:
-        wanted = common(wanted, args.backends)
     return [
         Case({"problem": case.problem.repro(), "mode": case.mode, "transposed": case.transposed,
-              "backend": case.backend}, case)
-        for case in wanted
+              "backend": case.backend, "kernel": case.choice and case.choice.kernel.name}, case)
+        for case in gpu_cases.cases(
+            args.suite, args.kinds, args.dtypes, args.batch, args.backends, args.tries
+        )
     ]  # fmt: skip
 
 
@@ -64,25 +67,19 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
 
     from benchmarks import gpu_timing
 
-    small, mine = tiny(), [case.what for case in cases]
-    pin(mine, args.candidates, lambda *_: None)
+    mine = [case.what for case in cases]
     own = [case for case in mine if case.backend == "generated"]
     functions: dict[str, Any] = _generated(own) if own else {}
-    paths = build([small, *(case for case in mine if case.backend != "generated")], args.folder)
+    paths = build([case for case in mine if case.backend != "generated"], args.folder)
     libraries = {path: tvm_ffi.load_module(str(path)) for path in set(paths.values())}
     functions |= {symbol: libraries[path][symbol] for symbol, path in paths.items()}
-    floors = gpu_timing.floors(args.dtypes)
-    args.found |= {"floors": floors, "host_us": gpu_timing.host_us(small, functions["tiny"])}
+    args.found["floors"] = floors = gpu_timing.floors(args.dtypes)
 
     def one(case: Case) -> Row:
         it = case.what
         if torch.cuda.memory_reserved() > MOST_RESERVED:
             torch.cuda.empty_cache()
-        seed = int(it.symbol.removeprefix("case"))
-        row = facts(it) | gpu_timing.measure(it, functions[it.symbol], seed)
-        if it.symbol in paths:
-            row["plan"] = plan_of(it, str(libraries[paths[it.symbol]][PLANS[it.vendor]]()))
-        return derived(row, floors)
+        return derived(facts(it) | gpu_timing.measure(it, functions[it.symbol], 0), floors)
 
     return one
 
@@ -104,12 +101,21 @@ def _generated(mine: Sequence[gpu_cases.Case]) -> dict[str, Any]:
 
 
 def facts(case: gpu_cases.Case) -> Row:
-    """A row before it is measured."""
+    """A row before it is measured; of our own kernels with what the model says."""
+    choice = case.choice
     return {
+        **({"predicted_us": choice.us, "work": _work(case.problem, choice)} if choice else {}),
         "name": case.name, "kind": case.kind, "mode": case.mode, "backend": case.backend,
         "uses": case.uses, "transposed": case.transposed, "batch": case.problem.n,
         "problem": case.problem.repro(), "flop": case.problem.flop, "bytes": case.problem.bytes,
     }  # fmt: skip
+
+
+def _work(problem: ConvProblem, choice: Choice) -> dict[str, Any]:
+    """What the model of depthwise kernels counts, to be fitted to other times."""
+    if choice.kernel.family not in ("depthwise_rows", "depthwise_sums"):
+        return {}
+    return asdict(strip_of(problem, choice.kernel.numbers).work())
 
 
 def derived(row: Row, floors: Row) -> Row:
@@ -175,22 +181,39 @@ def totals(rows: Sequence[Row]) -> Iterator[str]:
         yield f"one pass, {' '.join(key)}: {ours:.2f} ms, PyTorch {theirs:.2f}, {len(own)} layers"
 
 
+def model_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """How good the model of our own kernels is at times, and at the first of several."""
+    tried: dict[tuple[str, str], list[Row]] = {}
+    for row in (row for row in rows if "predicted_us" in row):
+        tried.setdefault((row["problem"], row["mode"]), []).append(row)
+    groups = tried.values()
+    ratios = [row["predicted_us"] / row["seconds"] * 1e-6 for own in groups for row in own]
+    lost = [min(own, key=lambda row: row["predicted_us"])["seconds"]
+            / min(row["seconds"] for row in own) for own in groups if len(own) > 1]  # fmt: skip
+    if ratios:
+        rms = math.sqrt(statistics.fmean(math.log(x) ** 2 for x in ratios))
+        mean = statistics.geometric_mean(ratios)
+        yield f"the model's times are {mean:.2f} of these, rms {rms:.2f}"
+    if lost:
+        good = sum(x <= 1.05 for x in lost)
+        yield f"its first is within 5 % of the best of {good} of {len(lost)}, worst {max(lost):.2f}"
+
+
 BENCHMARK = Benchmark(
     cases, begin, suites=SUITES, by=("backend", "mode", "kind"),
-    summary=lambda rows: (*totals(rows), *chosen_lines(rows)),
+    summary=lambda rows: (*totals(rows), *chosen_lines(rows), *model_lines(rows)),
     options={
         "kinds": Option(KINDS, "", KINDS),
         "dtypes": Option(tuple(MODES), "", tuple(MODES)),
         "backends": Option(("cudnn",), "", tuple(BACKENDS)),
-        "common": Option(False, "only what all of the backends take"),
         "batch": Option(256, "images, at most"),
-        "candidates": Option(8, "that `tuned` tries for a problem"),
+        "tries": Option(1, "kernels of `direct` for a problem"),
     },
     columns=(
         ("layer", "name"), ("kind",), ("dtype", "mode"), ("n", "batch"), ("backend",),
         ("µs", "seconds", ".1f", 1e6), ("PyTorch", "torch_seconds", ".1f", 1e6),
         ("ratio", None, ".2f"), ("TFLOP/s", "tflops", ".1f"), ("% of floor", "share", ".0f", 100),
         ("spread %", "spread", ".0f", 100), ("error", None, ".0e"),
-        ("plan", lambda row: row["plan"][:24]), ("reason",),
+        ("kernel",), ("model, µs", "predicted_us", ".1f"), ("reason",),
     ),
 )  # fmt: skip

@@ -21,27 +21,44 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks import gpu_code, gpu_norm_shapes
-from benchmarks.gpu_norm_shapes import (
-    DTYPES,
-    EPSILON,
-    MOMENTUM,
-    NETWORKS,
-    Tensors,
-    relative,
-    wanted,
-)
+from benchmarks import gpu_code
 from benchmarks.gpu_timing import L2_BYTES, timed
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from byoc_cudnn.norm import generate, inputs
+from tests.support.gpu import norm_followed
+from tests.support.gpu.norm_followed import (
+    DTYPES,
+    EPSILON,
+    LIMITS,
+    MOMENTUM,
+    Tensors,
+    relative,
+    wanted,
+)  # fmt: skip
 
 DIRECTIONS = ("forward", "backward")
 Call = Callable[[], Any]
 ROUNDS = 3
 ENOUGH = 2e-3  # seconds of calls in a round
 IDLE = 300_000  # clocks of waiting for each call: what PyTorch's host takes for a backward pass
-# Largest relative errors: a rounding of the result, or of float32 sums.
-LIMITS = {"bf16": 4e-3, "f16": 5e-4, "f32": 1e-5, "f64": 1e-13}
+# ResNet-50's: how many there are, channels, side of the image at 224×224, what follows: a max
+# pooling after the first; where blocks end the sum with what went around them, which four times is
+# a normalization too ("two").
+RESNET50 = (
+    (1, 64, 112, "relu pool"), (6, 64, 56, "relu"), (1, 128, 56, "relu"), (7, 128, 28, "relu"),
+    (1, 256, 28, "relu"), (11, 256, 14, "relu"), (1, 512, 14, "relu"), (5, 512, 7, "relu"),
+    (2, 256, 56, "add relu"), (3, 512, 28, "add relu"), (5, 1024, 14, "add relu"),
+    (2, 2048, 7, "add relu"),
+    (1, 256, 56, "two relu"), (1, 512, 28, "two relu"), (1, 1024, 14, "two relu"),
+    (1, 2048, 7, "two relu"),
+)  # fmt: skip
+# EfficientNet-B0's that have a SiLU: after the stem, expansions, depthwise layers, and the head.
+EFFICIENTNET_B0 = (
+    (2, 32, 112, "silu"), (1, 96, 112, "silu"), (1, 96, 56, "silu"), (3, 144, 56, "silu"),
+    (1, 144, 28, "silu"), (3, 240, 28, "silu"), (1, 240, 14, "silu"), (6, 480, 14, "silu"),
+    (5, 672, 14, "silu"), (1, 672, 7, "silu"), (8, 1152, 7, "silu"), (1, 1280, 7, "silu"),
+)  # fmt: skip
+NETWORKS = {"resnet50": RESNET50, "efficientnet_b0": EFFICIENTNET_B0}
 
 
 def median(calls: list[Call], idle: int = IDLE) -> float:
@@ -108,7 +125,8 @@ def torch_times(sets: list[Tensors], compiled: bool) -> dict[str, float]:
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
     for network, batch, mode in itertools.product(args.suite, map(int, args.batch), args.dtypes):
-        for case in gpu_norm_shapes.cases(batch, mode, network):
+        for times, *rest in NETWORKS[network]:
+            case = norm_followed.Case(times, batch, *rest, mode)
             yield Case({"network": network, **vars(case)}, case)
 
 
@@ -120,9 +138,7 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     return lambda case: measured(case.what, functions, args.found["copy"], args.compiled)
 
 
-def measured(
-    case: gpu_norm_shapes.Case, functions: Any, copy: float, compiled: Sequence[str]
-) -> Row:
+def measured(case: norm_followed.Case, functions: Any, copy: float, compiled: Sequence[str]) -> Row:
     row, sets = measure(case, functions)
     row["eager"] = torch_times(sets, compiled=False)
     if case.mode in compiled:

@@ -4,12 +4,12 @@
 
 Prints a line of JSON for each side.  A side is `ours`, compiled as a whole, of which it times the
 calls and, on a GPU, the replays of one CUDA graph; `step`, `relay_wgrad.torch.TrainingStep`;
-`backend`, `torch.compile(backend="relay_wgrad")`; or PyTorch's: `eager`, `compile`
-(`torch.compile`), `graphs` (mode "reduce-overhead"), `contiguous` (`compile`, channels first).
-Each computes the loss and the gradients of all parameters from the same weights and batch: NHWC but
-where it is said otherwise, tf32 allowed in "tf32", autocast or `step_module`'s mixed precision in
-halves, a loss scale in "f16".  Several of PyTorch's in one process share the algorithms that cuDNN
-chose.
+`backend`, `torch.compile(backend="relay_wgrad")`; `convolutions`, Inductor with our convolutions
+where they are faster; or PyTorch's: `eager`, `compile` (`torch.compile`), `graphs` (mode
+"reduce-overhead"), `contiguous` (`compile`, channels first).  Each computes the loss and the
+gradients of all parameters from the same weights and batch: NHWC but where it is said otherwise,
+tf32 allowed in "tf32", autocast or `step_module`'s mixed precision in halves, a loss scale in
+"f16".  Several of PyTorch's in one process share the algorithms that cuDNN chose.
 
 What needs no GPU is done before the process asks for its turn (`benchmarks.gpu_turns`): ours up
 to the loaded library, `torch.compile`'s code of both passes.  cuDNN's choices and all that is timed
@@ -50,7 +50,8 @@ PYTORCH = ("eager", "compile", "graphs", "contiguous")
 ALONE = ("step", "contiguous")  # tensors lie channels first: in processes of their own
 # As a trainer's step; without our own convolution kernels; with normalizations written out.
 OURS = ("ours", "cudnn", "written")
-SIDES = (*OURS, *PYTORCH, "step", "backend")
+WITHIN = ("step", "backend", "convolutions")  # PyTorch
+SIDES = (*OURS, *PYTORCH, *WITHIN)
 # How our side's libraries are chosen; "first": our own kernels where they are known to be faster.
 LIBRARIES = {
     "first": ("cuda_direct", "cudnn"), "cudnn": ("cudnn",), "measured": ("cudnn", "cutlass"),
@@ -163,13 +164,15 @@ def _functions(
 
     found: dict[str, Any] = {}
     for side in sides:
-        if side in ("step", "backend"):
+        if side in WITHIN:
             import relay_wgrad
             import relay_wgrad.torch as rt
+            from relay_wgrad.torch import compiler
 
             relay_wgrad.register()
-        if side == "backend":
-            found[side] = torch.compile(eager, backend="relay_wgrad", dynamic=False)
+        if side in ("backend", "convolutions"):
+            backend = compiler.backend if side == "backend" else compiler.convolutions_backend
+            found[side] = torch.compile(eager, backend=backend, dynamic=False)
         elif side == "step":
             with torch.autocast(device, HALVES.get(row.dtype), enabled=row.dtype in HALVES):
                 found[side] = rt.TrainingStep(module, x, loss="cross_entropy")
@@ -239,7 +242,7 @@ def pytorch(
             found["rounds"] = milliseconds(lambda side=side: call(side), device)
             if device == "cuda":
                 found["host_ms"] = _host_ms(lambda side=side: call(side))
-                if side in ("step", "backend"):
+                if side in WITHIN:
                     found["empty_host_ms"] = _host_ms(lambda: _empty(parameters))
         found["ms"] = statistics.median(found["rounds"])
         if device == "cuda":

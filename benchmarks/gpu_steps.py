@@ -2,8 +2,8 @@
 
 A row is a network and a dtype, with the figures of each side: `ours`, and those of --against:
 PyTorch's `eager`, `compile`, `graphs` and `contiguous` (torch.compile, with CUDA graphs, and of
-tensors with the channels first), or `step`, `backend`, `cudnn`, which is ours without our own
-convolution kernels, and `written`, which is ours with normalizations written out
+tensors with the channels first), or `step`, `backend`, `convolutions`, `cudnn`, which is ours
+without our own convolution kernels, and `written`, which is ours with normalizations written out
 (`benchmarks.gpu_sides`).
 Each side is a process of its own, or all of PyTorch's are one (--together: cuDNN tunes once).
 Processes compile side by side (--jobs), and use the GPU one after another (`benchmarks.gpu_turns`).
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu_models import SUITES
-from benchmarks.gpu_sides import ALONE, DTYPES, LIBRARIES, OURS, PYTORCH, SIDES, Row
+from benchmarks.gpu_sides import ALONE, DTYPES, LIBRARIES, OURS, PYTORCH, SIDES, WITHIN, Row
 from benchmarks.gpu_turns import ENDED, Turnstile, converse, interruptible
 from benchmarks.runner import Benchmark, Case, Option, Rows
 
@@ -206,7 +206,7 @@ BENCHMARK = Benchmark(
     columns=(
         ("model",), ("dtype",), ("batch",), *((f"{s}, ms (MiB)", _shown(s)) for s in SIDES),
         ("ratio", None, ".2f"), ("host ms", "sides.ours.host_ms", ".2f"),
-        *((f"{side} − empty, host ms", _over_empty(side), ".2f") for side in ("step", "backend")),
+        *((f"{side} − empty, host ms", _over_empty(side), ".2f") for side in WITHIN),
         ("convolutions", _convolutions, ".2f"),
     ),
 )  # fmt: skip

@@ -268,28 +268,6 @@ def measure(case: Case, function: Any, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def host_us(case: Case, function: Any) -> dict[str, float]:
-    """Microseconds of the host per call, the device waiting or not: ours and PyTorch's conv2d."""
-    problem, generator = case.problem, torch.Generator(DEVICE).manual_seed(0)
-    t = {role: random(problem, role, generator) for role in ("data", "weight", "grad")}
-    views = {role: canonical(value) for role, value in t.items()}
-    operands = [t[role] for role in problem.roles]
-    calls: dict[str, Call] = {
-        "ours": lambda: function(*operands),
-        "torch": by_torch(problem, views, transposed=False),
-    }
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    with arithmetic(case.allow_tf32), torch.no_grad():
-        for _ in range(ROUNDS + 1):
-            for name, call in calls.items():
-                torch.cuda.synchronize()
-                begin = time.perf_counter()
-                for _ in range(200):  # fewer than the device's queue takes
-                    call()
-                found[name].append((time.perf_counter() - begin) / 200 * 1e6)
-    return {name: statistics.median(times[1:]) for name, times in found.items()}
-
-
 def floors(modes: list[str]) -> dict[str, Any]:
     """FLOP/s of a large product for each dtype, and bytes per second of a large copy, measured."""
     size, peak = 8192, {}

@@ -17,11 +17,11 @@ import numpy as np
 import byoc_cudnn
 import relay_wgrad
 from benchmarks.errors import furthest
-from benchmarks.jax_zoo import NETWORKS, names, problem
 from benchmarks.onnx_training import kinds as kinds_of
 from benchmarks.runner import Benchmark, Case, Measure, Row
 from relay_wgrad.frontend import GradientGraph, from_stablehlo
 from relay_wgrad.jax import value_and_grad
+from tests.support.jax.plain_networks import NETWORKS, names, problem
 
 
 def moves(graph: GradientGraph) -> int:

@@ -9,7 +9,7 @@ the same of what `torch.onnx.export` writes of the network in training mode, imp
 convolutions go to a library.  `check`: loss and every parameter's gradient in float64 beside
 autograd's, in training mode, with the same random numbers; `onnx-check` (with none), `aot-check`;
 `open-check`: of one step compiled for batches of any size, for 1, 3 and 8 images.  `train`: 50
-steps in float32 beside PyTorch's.
+steps in float32 beside PyTorch's; `compile`: those through `torch.compile`.
 
 Each network has a process of its own, and a row with the reason where it fails, dies or takes too
 much.  A pattern of --models is the shell's, as `timm/conv*`.
@@ -33,14 +33,15 @@ from benchmarks.child import GIB
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 
 _SERVER = multiprocessing.get_context("forkserver")
-MODES = ("table", "check", "open-check", "train", "onnx", "onnx-check", "aot", "aot-check")
+MODES = ("table", "check", "open-check", "train", "compile", "onnx", "onnx-check", "aot",
+         "aot-check")  # fmt: skip
 
 
 def _child(pipe: Any, mode: str, name: str, gib: float) -> None:
     """Sends the facts of a row as they are found, the last one {"done": True} or an error."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (int(gib * GIB), hard))
-    from benchmarks.network_server import MODES
+    from benchmarks.network_modes import MODES
 
     try:
         MODES[mode](name, pipe.send)

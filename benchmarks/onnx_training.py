@@ -1,6 +1,6 @@
 """ONNX training graphs of small networks by this package, beside PyTorch's autograd.
 
-`onnx_zoo` writes each network's step with `ConvGrad` and its kin, and `from_onnx_training` reads
+Each network's step is written with `ConvGrad` and its kin, and `from_onnx_training` reads
 it.  Loss and gradients are compared with PyTorch's in float64: each in relative norm or that to a
 millionth of all gradients'; those in float32, ours and PyTorch's, all together.  Counted are the
 data and weight gradients for which `ConvGrad` nodes have names, those that are the family's
@@ -22,12 +22,12 @@ from tvm import relax
 import byoc_cudnn
 import relay_wgrad
 from benchmarks.errors import distance, furthest
-from benchmarks.network_checks import QUICK
-from benchmarks.onnx_zoo import FAMILIES, SIZES, step
+from benchmarks.network_modes import QUICK
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import GradientGraph, from_onnx_training
 from relay_wgrad.ops.call_problem import family_def
 from relay_wgrad.problem import ConvKind
+from tests.support.onnx.networks import FAMILIES, SIZES, step
 
 
 def asked(model: onnx.ModelProto) -> int:

@@ -3,27 +3,26 @@
 A row is a network, a part of its parameters and a side, each in a process of its own, steps of SGD
 with momentum in training mode.  `peak` is what steps add to the process, which holds parameters and
 data already, or to the device, with the optimizer's state; `plan` is what the compiled step sets
-aside for intermediate results.  Times are the shortest of the steps'.  On a GPU --jobs processes
-compile at a time, and use the device one by one.
+aside for intermediate results.  Times are the shortest of the steps'.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import multiprocessing
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import plain_networks
-from benchmarks.ready import in_groups
-from benchmarks.runner import Benchmark, Case, Option, Row, Rows
+from benchmarks import child, plain_networks
+from benchmarks.runner import Benchmark, Case, Measure, Option, Row
+from relay_wgrad.cores import configure_threads, usable_cores
 
 Part = Callable[[torch.nn.Module], list[str]]
 _LAST = 10  # tensors
@@ -62,9 +61,9 @@ class Problem(NamedTuple):
     side: str
     batch: int
     image: int
-    steps: int
-    device: str
     dtype: str
+    device: str
+    steps: int
 
     def network(self) -> tuple[torch.nn.Module, list[str]]:
         """The network, and what is trained."""
@@ -81,7 +80,7 @@ class Ready(NamedTuple):
 
     steps: Callable[[int], float]
     state: int = 0
-    facts: Callable[[], dict[str, Any]] = dict
+    facts: Mapping[str, Any] = MappingProxyType({})
 
 
 def _resident(key: str = "VmHWM") -> int:
@@ -110,13 +109,12 @@ def measured(case: Problem, side: Ready) -> dict[str, Any]:
         last = side.steps(each)
         times.append((time.perf_counter() - start) / each)
     peak = (_resident() if on_cpu else _in_use()) - before + side.state
-    return {"peak": peak, "seconds": min(times), "loss": last, **side.facts()}
+    return {"peak": peak, "seconds": min(times), "loss": last, **side.facts}
 
 
 def ours(case: Problem) -> Ready:
     """This package."""
     import relay_wgrad
-    from relay_wgrad.cores import configure_threads
     from relay_wgrad.frontend import from_torch
     from relay_wgrad.inspection.partial_training import left_out
     from relay_wgrad.training import Trainer
@@ -137,7 +135,7 @@ def ours(case: Problem) -> Ready:
         "wgrads": counts.wgrads, "dgrads": counts.dgrads,
     }  # fmt: skip
     state = sum(graph.params[name].nbytes for name in graph.trainable)
-    return Ready(lambda n: list(trainer.train([values] * n))[-1], state, lambda: facts)
+    return Ready(lambda n: list(trainer.train([values] * n))[-1], state, facts)
 
 
 def theirs(form: Any, case: Problem) -> Ready:
@@ -174,19 +172,14 @@ SIDES: dict[str, Callable[[Problem], Ready]] = {
 _ON_GPU = ("ours", "channels_last")
 
 
-def _worker(case: Problem, pipe: Any) -> None:
-    """Says that it is ready, waits, and measures; sends an error's text in place of figures."""
-    try:
-        if case.device != "cpu":
-            torch.zeros(1, device=case.device)
-        else:
-            torch.set_num_threads(multiprocessing.cpu_count())
-        ready = SIDES[case.side](case)
-        pipe.send(None)
-        pipe.recv()
-        pipe.send(measured(case, ready))
-    except (ValueError, RuntimeError, MemoryError) as error:
-        pipe.send(f"{type(error).__name__}: {error}"[:2000])
+def row(*case: Any) -> dict[str, Any]:
+    """A row, in this process."""
+    problem = Problem(*case)
+    if problem.device != "cpu":
+        torch.zeros(1, device=problem.device)
+    else:
+        torch.set_num_threads(len(usable_cores()))
+    return measured(problem, SIDES[problem.side](problem))
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -195,12 +188,11 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
     for name, part, side in itertools.product(args.suite, args.parts, sides):
         key = {"network": name, "part": part, "side": side, "batch": args.batch,
                "image": args.image, "dtype": args.dtype}  # fmt: skip
-        yield Case(key, Problem(name, part, side, args.batch, args.image, args.steps, device,
-                                args.dtype))  # fmt: skip
+        yield Case(key, (*key.values(), device, args.steps))
 
 
-def run(rows: Rows, cases: Sequence[Case], args: argparse.Namespace) -> None:
-    in_groups(rows, cases, _worker, args.jobs)
+def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
+    return lambda case: child.row(row, *case.what)
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
@@ -217,14 +209,13 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 
 BENCHMARK = Benchmark(
-    cases, run=run, suites=plain_networks.NETWORKS, summary=summary,
+    cases, begin, suites=plain_networks.NETWORKS, summary=summary,
     options={
         "parts": Option(tuple(PARTS), "what is trained", PARTS),
         "batch": Option(8, "images"),
         "image": Option(224, "the image's side"),
         "steps": Option(5, "that are timed"),
         "dtype": Option("float32", "", ("float32", "bfloat16")),
-        "jobs": Option(1, "processes that compile at a time"),
     },
     columns=(("network",), ("part",), ("side",), ("tensors",), ("wgrads",), ("dgrads",),
              ("step, s", "seconds", ".4f"), ("peak, MiB", "peak", ".0f", 2**-20),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import errors, onnx_training
-from benchmarks.onnx_zoo import names, step
+from tests.support.onnx.networks import names, step
 
 
 @pytest.mark.longer

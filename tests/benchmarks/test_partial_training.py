@@ -23,7 +23,7 @@ def test_networks_and_parts(name: str, tensors: int, numbers: int, last: str) ->
     with torch.device("meta"):
         assert network.to("meta").eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
     assert partial_training.PARTS["last"](network)[0] == last
-    case = partial_training.Problem(name, "still", "ours", 1, 32, 1, "cpu", "float32")
+    case = partial_training.Problem(name, "still", "ours", 1, 32, "float32", "cpu", 1)
     still, biases = case.network()
     norms = [m for m in still.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     assert not any(norm.training for norm in norms)

@@ -33,7 +33,6 @@ from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
-from benchmarks import gpu_norm, gpu_norm_shapes
 from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass import objects as cutlass_objects
@@ -47,7 +46,13 @@ from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support import cast_transpose, element_cases, grouped_cases, norm_groups
 from tests.support.depthwise_cases import SMALL
-from tests.support.gpu import cutlass_runner, direct_runner, group_norm_runner, norm_runner
+from tests.support.gpu import (
+    cutlass_runner,
+    direct_runner,
+    group_norm_runner,
+    norm_followed,
+    norm_runner,
+)
 from tests.support.gpu.cudnn_runner import (
     destination,
     library_tolerance,
@@ -126,7 +131,7 @@ def volumes(folder: Path) -> list[str]:
 def followed(folder: Path) -> list[str]:
     """Normalizations that take along a max pooling, or the one of a shortcut."""
     cases = [
-        gpu_norm_shapes.Case(1, 2, channels, 9, after, mode)
+        norm_followed.Case(1, 2, channels, 9, after, mode)
         for channels in (13, 72)
         for after in ("relu pool", "two relu")
         for mode in ("bf16", "f32")
@@ -135,12 +140,12 @@ def followed(folder: Path) -> list[str]:
     functions = norm_runner.load(list(calls.values()), folder)
     wrong = []
     for case in cases:
-        t = gpu_norm_shapes.Tensors(case)
+        t = norm_followed.Tensors(case)
         for call in map(case.call, ("forward", "backward")):
             functions[call.symbol](*t.args(call))
-        for name, want in gpu_norm_shapes.wanted(t).items():
-            error = gpu_norm_shapes.relative(getattr(t, name), want)
-            if not error <= gpu_norm.LIMITS[case.mode]:
+        for name, want in norm_followed.wanted(t).items():
+            error = norm_followed.relative(getattr(t, name), want)
+            if not error <= norm_followed.LIMITS[case.mode]:
                 wrong.append(f"{case} {name}: {error:.1e}")
     return wrong
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.jax_zoo import problem
 from relay_wgrad.jax import compiled, value_and_grad
+from tests.support.jax.plain_networks import problem
 
 jax = pytest.importorskip("jax")
 

@@ -13,8 +13,8 @@ jax = pytest.importorskip("jax")
 
 from jax import numpy as jnp  # noqa: E402
 
-from benchmarks.jax_zoo import problem  # noqa: E402
 from relay_wgrad.jax import compiled, value_and_grad  # noqa: E402
+from tests.support.jax.plain_networks import problem  # noqa: E402
 
 
 def same(got: Any, wanted: Any, bound: float) -> None:

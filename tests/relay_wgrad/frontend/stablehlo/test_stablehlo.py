@@ -13,7 +13,6 @@ jax = pytest.importorskip("jax")
 from jax import lax  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
-from benchmarks.jax_zoo import NETWORKS, problem  # noqa: E402
 from relay_wgrad.frontend import from_stablehlo  # noqa: E402
 from relay_wgrad.frontend.stablehlo.importer import STABLEHLO_OPS  # noqa: E402
 from tests.support.gradient_calls import ops  # noqa: E402
@@ -30,6 +29,7 @@ from tests.support.jax.convolutions import (  # noqa: E402
 )
 from tests.support.jax.evaluator import evaluated  # noqa: E402
 from tests.support.jax.op_cases import GROUPS, draw  # noqa: E402
+from tests.support.jax.plain_networks import NETWORKS, problem  # noqa: E402
 from tests.support.jax.run import errors, joint, results  # noqa: E402
 from tests.support.problems import relative_error  # noqa: E402
 

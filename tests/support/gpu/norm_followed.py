@@ -1,4 +1,7 @@
-"""What `benchmarks gpu norms` measures: normalizations, their operands, float64's results."""
+"""Batch normalizations with what follows them, a sum, another one, a pooling: operands, results.
+
+What is wanted is computed in float64.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,11 @@ import torch.nn.functional as F
 
 from byoc_cudnn.norm import NormCall
 
-# ResNet-50's: how many there are, channels, side of the image at 224×224, what follows: a max
-# pooling after the first; where blocks end the sum with what went around them, which four times is
-# a normalization too ("two").
-RESNET50 = (
-    (1, 64, 112, "relu pool"), (6, 64, 56, "relu"), (1, 128, 56, "relu"), (7, 128, 28, "relu"),
-    (1, 256, 28, "relu"), (11, 256, 14, "relu"), (1, 512, 14, "relu"), (5, 512, 7, "relu"),
-    (2, 256, 56, "add relu"), (3, 512, 28, "add relu"), (5, 1024, 14, "add relu"),
-    (2, 2048, 7, "add relu"),
-    (1, 256, 56, "two relu"), (1, 512, 28, "two relu"), (1, 1024, 14, "two relu"),
-    (1, 2048, 7, "two relu"),
-)  # fmt: skip
-# EfficientNet-B0's that have a SiLU: after the stem, expansions, depthwise layers, and the head.
-EFFICIENTNET_B0 = (
-    (2, 32, 112, "silu"), (1, 96, 112, "silu"), (1, 96, 56, "silu"), (3, 144, 56, "silu"),
-    (1, 144, 28, "silu"), (3, 240, 28, "silu"), (1, 240, 14, "silu"), (6, 480, 14, "silu"),
-    (5, 672, 14, "silu"), (1, 672, 7, "silu"), (8, 1152, 7, "silu"), (1, 1280, 7, "silu"),
-)  # fmt: skip
-NETWORKS = {"resnet50": RESNET50, "efficientnet_b0": EFFICIENTNET_B0}
 POOLED = (3, 3, 2, 2, 1, 1, 1, 1)
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 EPSILON, MOMENTUM = 1e-5, 0.1
+# Largest relative errors: a rounding of the result, or of float32 sums.
+LIMITS = {"bf16": 4e-3, "f16": 5e-4, "f32": 1e-5, "f64": 1e-13}
 
 
 @dataclass(frozen=True)
@@ -96,10 +83,6 @@ class Case:
             running=direction == "forward", bits=self.residual, second=self.two,
             pooled=self.pooled, epsilon=EPSILON, momentum=MOMENTUM,
         )  # fmt: skip
-
-
-def cases(batch: int, mode: str, network: str = "resnet50") -> list[Case]:
-    return [Case(times, batch, *rest, mode) for times, *rest in NETWORKS[network]]
 
 
 class Tensors:
