@@ -135,12 +135,11 @@ def of_batch(rows: Iterable[Row], batch: int = 128) -> list[Row]:
     return sorted(found, key=lambda row: (row["dtype"], row["model"]))
 
 
-def sides_of(names: dict[str, str]) -> Callable[[list[Row]], list[Row]]:
-    """The sides of the one row, by the names that they get."""
-    return lambda rows: [
-        {"side": name, **rows[0]["sides"][key]}
-        for key, name in names.items() if key in rows[0]["sides"]
-    ]  # fmt: skip
+def of_instances(rows: Iterable[Row]) -> dict[str, Any]:
+    """Of the U-Net with InstanceNorm, beside the faster memory order of torch.compile."""
+    (row,) = (row for row in rows if row["model"] == "unet3d_instance")
+    memory = {side: found["memory"] for side, found in row["sides"].items()}
+    return {"ratio": row["ratio"], "memory": memory["ours"] / memory["compile"]}
 
 
 def partial(rows: list[Row]) -> list[Row]:
@@ -191,30 +190,12 @@ def first_gradients(runs: list[Row]) -> Row:
     return {**ratios, "said": ", ".join(said), "networks": len({r["network"] for r in beside})}
 
 
-def two_gpus(rows: list[Row]) -> list[Row]:
-    """Images a second of each loop on two GPUs, and of what it is beside on one."""
-    speeds = {row["how"]: row["images_s"] for row in rows}
-    return [
-        {"loop": loop, "two": speeds[how], "one": speeds[alone],
-         "share": speeds[how] / (2 * speeds[alone])}
-        for how, loop, alone in LOOPS
-    ]  # fmt: skip
-
-
-LOOPS = (
-    ("DDP, pieces", "`TrainingStep` in DDP", "no DDP, one piece"),
-    ("DDP, one piece", "the same in one piece", "no DDP, one piece"),
-    ("distributed", "`Trainer`", "alone"),
-    ("distributed, all at the end", "`Trainer`, all at the end", "alone"),
-    ("torch.compile(DDP)", "torch.compile in DDP", "torch.compile"),
-    ("DDP, eager", "eager in DDP", "eager"),
-)
-
-
 def ms_and_mib(side: str) -> Callable[[Row], str]:
-    return lambda row: "{ms:.2f} ({0:.0f})".format(
-        row["sides"][side]["memory"] / MIB, **row["sides"][side]
-    )
+    def text(row: Row) -> str:
+        found = row["sides"].get(side, {})
+        return f"{found['ms']:.2f} ({found['memory'] / MIB:.0f})" if "ms" in found else ""
+
+    return text
 
 
 def _short(row: Row) -> str:
@@ -260,8 +241,7 @@ FIGURES = (
         "gpu_volumes_h200",
         "a step of nnU-Net's U-Net, batch {batch} of 128³, bfloat16, beside torch.compile",
         "{gpu}, PyTorch {torch}, {date}", "time ratio {ratio:.2f}, memory {memory:.2f}",
-        lambda rows: {"memory": rows[0]["sides"]["ours"]["memory"]
-                      / rows[0]["sides"]["compile"]["memory"]},
+        of_instances,
     ),
     Figure(
         "cudnn_h200", "{count} convolutions offloaded to cuDNN, beside PyTorch's with `benchmark`",
@@ -283,6 +263,15 @@ FIGURES = (
         beside_jax,
     ),
 )  # fmt: skip
+
+LOOPS = {
+    "trainer": "`Trainer(distributed=True)`", "step": "`TrainingStep` in DDP",
+    "compile": "torch.compile in DDP",
+}  # fmt: skip
+VOLUMES = {
+    "unet3d_instance": "nnU-Net's U-Net, InstanceNorm", "resenc_m": "nnU-Net's ResEnc M",
+    "unet3d": "the U-Net with BatchNorm",
+}  # fmt: skip
 
 SHEETS = (
     Sheet(
@@ -313,12 +302,14 @@ SHEETS = (
     ),
     Sheet(
         "A step of volumes on a GPU", "gpu_volumes_h200",
-        "Forward and backward of a U-Net as nnU-Net's (InstanceNorm, LeakyReLU, 32 to 320 channels,"
-        " five levels), batch {batch} of 128³ voxels, bfloat16, beside other work on the"
-        " host. {gpu}, PyTorch {torch}, {date}; `gpu_volumes_h200.json`.",
-        (("side",), ("step, ms", "ms", ".2f"), ("MiB", "memory", ".0f", 1 / MIB)),
-        sides_of({"ours": "ours", "written": "ours, without its norms as operators",
-                  "eager": "eager", "compile": "torch.compile"}),
+        "Forward and backward, batch {batch} of 128³ voxels, bfloat16: ms, in brackets MiB of the"
+        " device. {gpu}, PyTorch {torch}, {date}; `gpu_volumes_h200.json`.",
+        (("network", lambda row: VOLUMES[row["model"]]),
+         *((f"{name}, ms (MiB)", ms_and_mib(side)) for side, name in (
+             ("ours", "whole step"), ("backend", "`torch.compile`, ours"),
+             ("compile", "torch.compile, channels last"), ("contiguous", "channels first"),
+             ("eager", "eager"))),
+         ("ratio", None, ".2f")),
     ),
     Sheet(
         "PyTorch's own loop on a GPU", "gpu_loop_h200",
@@ -333,10 +324,12 @@ SHEETS = (
     ),
     Sheet(
         "Two GPUs", "several_gpus_h200",
-        "{benchmark}: images a second, and the share of two times one GPU's. {device}, PyTorch"
-        " {release}, {date}, two calls; `several_gpus_h200.json`.",
-        (("loop",), ("two GPUs", "two", ".0f"), ("one GPU", "one", ".0f"), ("share", None, ".2f")),
-        two_gpus,
+        "ResNet-50, bfloat16, {batch} images a GPU, SGD with momentum, two GPUs of one host: images"
+        " a second, the share of two times one GPU's, and what a step waits for all-reduces."
+        " {gpu}, PyTorch {torch}, {date}; `several_gpus_h200.json`.",
+        (("loop", lambda row: LOOPS[row["way"]]), ("two GPUs", "all", ".0f"),
+         ("one GPU", "one", ".0f"), ("share", "scaling", ".2f"),
+         ("waits, ms", "exposed_ms", ".2f")),
     ),
     Sheet(
         "A part of the parameters on a GPU", "partial_training_cuda",
