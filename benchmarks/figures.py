@@ -135,7 +135,7 @@ def of_batch(rows: Iterable[Row], batch: int = 128) -> list[Row]:
     return sorted(found, key=lambda row: (row["dtype"], row["model"]))
 
 
-def of_instances(rows: Iterable[Row]) -> dict[str, Any]:
+def of_instances(rows: Iterable[Row]) -> dict[str, float]:
     """Of the U-Net with InstanceNorm, beside the faster memory order of torch.compile."""
     (row,) = (row for row in rows if row["model"] == "unet3d_instance")
     memory = {side: found["memory"] for side, found in row["sides"].items()}
