@@ -17,7 +17,7 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,6 +71,9 @@ ATTENTIONS = {
     "swin_t": ((1536, 49, 49, 32), (1536, 49, 32, 49)),
 }
 
+# (rounds, target) -> a row.
+Measured = Callable[[int, tvm.target.Target], Row]
+
 
 def layers(name: str, batch: int, layout: str) -> list[Layer]:
     """Of a suite; volumes have a batch of their own."""
@@ -85,23 +88,25 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
         os.environ["TVM_NUM_THREADS"] = str(args.threads)
     threads = configure_threads()
     for name in args.suite:
+        found: list[tuple[str, float, Measured]] = []
+        total = 0.0
         if name == PRODUCTS:
             for network in dict.fromkeys((*LAYERS, *ATTENTIONS)):
-                for what, *operands in products(network):
-                    key = {"suite": name, "problem": f"{network}, {what}", "threads": threads,
-                           "winograd": not args.no_winograd}  # fmt: skip
-                    yield Case(key, partial(measure_product, network, *operands))
-            continue
-        for layout in args.layouts:
-            found = layers(name, args.batch, layout)
-            if args.quick:
-                work = [x.count * x.problem.flop for x in found]
-                found = [x for x, w in zip(found, work, strict=True) if w >= sum(work) / 20]
-            for layer in found:
-                for problem in layer.problems(args.kinds):
-                    key = {"suite": name, "problem": problem.repro(), "threads": threads,
-                           "winograd": not args.no_winograd}  # fmt: skip
-                    yield Case(key, partial(measure, layer, problem))
+                for what, shapes, turned in products(network):
+                    call = partial(measure_product, network, shapes, turned)
+                    found.append((f"{network}, {what}", _work(shapes, turned), call))
+                    total += found[-1][1]
+        for layout in args.layouts if name != PRODUCTS else ():
+            for layer in layers(name, args.batch, layout):
+                work = layer.count * layer.problem.flop
+                total += work
+                found += [(problem.repro(), work, partial(measure, layer, problem))
+                          for problem in layer.problems(args.kinds)]  # fmt: skip
+        for text, work, call in found:
+            if not args.quick or work >= total / 20:
+                key = {"suite": name, "problem": text, "threads": threads,
+                       "winograd": not args.no_winograd}  # fmt: skip
+                yield Case(key, call)
 
 
 def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
@@ -183,6 +188,12 @@ def products(network: str) -> Iterator[tuple[str, tuple[Any, ...], str]]:
         yield f"{b} of {m}×{k} by {k}×{n}", ((b, m, k), (b, k, n)), ""
 
 
+def _work(shapes: tuple[Any, ...], turned: str) -> float:
+    """FLOP of a product."""
+    a, b = shapes
+    return 2.0 * math.prod(a) * (b[-2] if "b" in turned else b[-1])
+
+
 def measure_product(
     network: str, shapes: tuple[Any, ...], turned: str, rounds: int, target: tvm.target.Target
 ) -> Row:
@@ -199,10 +210,10 @@ def measure_product(
     want = (theirs[0].double() @ theirs[1].double()).numpy()
     error = relative_error(run(*ours).numpy(), want)
     times = best([lambda: run(*ours), lambda: theirs[0] @ theirs[1]], rounds)
-    flop = 2 * want.size * theirs[0].shape[-1]
     moved = 4 * (want.size + sum(x.size for x in given))
+    figures = _figures(error, _WRONG, *times, _work(shapes, turned), moved)
     return {"layer": network, "count": 1, "kind": "product", "compile_s": compiled,
-            "extra_bytes": 0, **_figures(error, _WRONG, *times, flop, moved)}  # fmt: skip
+            "extra_bytes": 0, **figures}  # fmt: skip
 
 
 def extra_bytes(function: tvm.tirx.PrimFunc) -> int:
