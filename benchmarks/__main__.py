@@ -31,7 +31,6 @@ BENCHMARKS: dict[str, dict[str, str]] = {
     },
     "cpu": {
         "convolutions": "cpu_convolutions",
-        "products": "cpu_products",
         "step": "cpu_step",
         "partial": "partial_training",
         "digits": "digits_curves",

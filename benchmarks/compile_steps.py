@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import child
+from benchmarks.cpu_timing import processor_time
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import BUNDLED
 
@@ -117,26 +118,18 @@ def graph_of(model: str, batch: int) -> Any:
 # ---- one row, in a process of its own ------------------------------------------------------------
 
 
-class Clock:
-    """Seconds of the parts of what this process does, from its begin: (by the clock, of all cores).
+def parts_since(began: float) -> tuple[dict[str, tuple[float, float]], Callable[[str], None]]:
+    """Seconds of the parts of what a process does, (by the clock, of all cores), and what ends one.
 
     began : when it was started, by `time.perf_counter`.
     """
+    parts, at = dict[str, tuple[float, float]](), [(began, 0.0)]
 
-    def __init__(self, began: float) -> None:
-        self.parts: dict[str, tuple[float, float]] = {}
-        self._at = (began, 0.0)
+    def end(name: str) -> None:
+        at.append((time.perf_counter(), processor_time()))
+        parts[name] = (at[-1][0] - at[-2][0], at[-1][1] - at[-2][1])
 
-    def _now(self) -> tuple[float, float]:
-        used = os.times()
-        cores = used.user + used.system + used.children_user + used.children_system
-        return time.perf_counter(), cores
-
-    def part(self, name: str) -> None:
-        """What was done since the last part has this name."""
-        now = self._now()
-        self.parts[name] = (now[0] - self._at[0], now[1] - self._at[1])
-        self._at = now
+    return parts, end
 
 
 def measure(
@@ -146,7 +139,7 @@ def measure(
 
     began : when its process was started, by `time.perf_counter`.
     """
-    clock = Clock(began)
+    parts, part = parts_since(began)
     import tvm
 
     import byoc_cudnn
@@ -157,31 +150,31 @@ def measure(
     from tests.support.cuda_source import pool_calls
 
     relay_wgrad.register()
-    clock.part("imports")
+    part("imports")
     graph = graph_of(model, batch)
-    clock.part("network, front end")
+    part("network, front end")
     step = step_module(
         graph, dtype=DTYPES[dtype], scaled=dtype == "f16", wide_weight_gradients=False,
         raise_norms=True,
     )  # fmt: skip
-    clock.part("gradient, precision")
+    part("gradient, precision")
     step = converted(step, "NHWC", blocks=True)
-    clock.part("layouts")
+    part("layouts")
     options: dict[str, Any] = {name: {"allow_tf32": dtype != "f32"} for name in backends}
     module, report = byoc_cudnn.partition(step, backends, products=True, **options)
-    clock.part("partition")
+    part("partition")
     target = tvm.target.Target(TARGET)
     library = byoc_cudnn.build(module, target, direct=True)
-    clock.part("TVM")
+    part("TVM")
     _by_nvcc(library, target, "fatbin" if link else "ptx")
-    clock.part("TVM's kernels")
+    part("TVM's kernels")
     if link:
         with tempfile.TemporaryDirectory() as folder:
             library.export_library(Path(folder, "step.so"))
-        clock.part("library")
+        part("library")
     fallbacks = Counter(f"{entry.op}: {entry.reason}" for entry in report.left)
     fallbacks.update(f"{entry.op}: {entry.reason}" for entry in library.direct if not entry.symbol)
-    row: Row = {"parts": clock.parts, "fallbacks": dict(fallbacks.most_common())}
+    row: Row = {"parts": parts, "fallbacks": dict(fallbacks.most_common())}
     for key, are in (("convolutions", False), ("products", True)):
         found = [entry for entry in report.entries if (entry.op == PRODUCT) is are]
         row[key] = {"total": len(found), "offloaded": sum(bool(e.backend) for e in found)}

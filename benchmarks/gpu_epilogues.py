@@ -10,8 +10,7 @@ with `benchmark`, of fprop in half precision.  Suites:
   cutlass      dgrad with ReLU's mask or a residual; --wgmma: with Hopper's own instructions
   cudnn        VGG-16's layers with bias and ReLU, or a mask, plans by `benchmark`
   sums         dgrad by cuDNN with another gradient added, of ResNet-50's layers where two meet, as
-               an operation of its graph; "in place" by its factor beta, for which the result must
-               hold the other gradient before
+               an operation of its graph
 
 Each result is compared with PyTorch's function of the convolution alone.  Device events,
 alternating rounds, medians; operands take turns where they would stay in the cache.
@@ -94,7 +93,6 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "residual": torch.add,
 }
 LIMITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-3}  # relative errors in norm
-_BETA = ".set(key.beta, CUDNN_TYPE_FLOAT, {})"
 
 
 class What(NamedTuple):
@@ -105,7 +103,6 @@ class What(NamedTuple):
     before: Names
     steps: Names
     options: dict[str, Any]
-    in_place: bool
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -118,7 +115,7 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
             if args.wgmma and backend == "cutlass":
                 options = {"arch": 90, "wgmma": True}
             for steps in suite.epilogues[kind]:
-                what = What(problem, backend, suite.before, steps, options, name == "sums")
+                what = What(problem, backend, suite.before, steps, options)
                 yield Case({"suite": name, "problem": problem.repro(),
                             "epilogue": " ".join(steps)}, what)  # fmt: skip
 
@@ -136,26 +133,17 @@ def problem_of(
 
 
 def sources(cases: Sequence[Case], arch: int | None) -> dict[str, str]:
-    """C++ by backend: of case i `plain{i}` and `fused{i}`, and `plain{i}` that add in place."""
+    """C++ by backend: of case i `plain{i}` and `fused{i}`."""
     regions: dict[str, list[Region]] = {}
     for i, case in enumerate(cases):
         what: What = case.what
         for name, steps in (("plain", what.before), ("fused", what.before + what.steps)):
             region = Region.of(f"{name}{i}", what.problem, steps, **what.options)
             regions.setdefault(what.backend, []).append(region)
-    found = {
+    return {
         backend: cudnn.generate(own) if backend == "cudnn" else CODES[backend].generate(own, arch)
         for backend, own in regions.items()
     }
-    adding = [Region.of(f"plain{i}", case.what.problem, **case.what.options)
-              for i, case in enumerate(cases) if case.what.in_place]  # fmt: skip
-    if adding:
-        text = cudnn.generate(adding)
-        changed = text.replace(_BETA.format("0.0f"), _BETA.format("1.0f"))
-        assert changed != text, "the template says beta in another way"
-        # Their plans are none of the others' in the user's record.
-        found["in_place"] = changed.replace('" epilogue="', '" beta=1 epilogue="')
-    return found
 
 
 def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
@@ -168,14 +156,13 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
 
     def one(case: Case) -> Row:
         i, module = numbers[case.text], modules[case.what.backend]
-        in_place = modules["in_place"][f"plain{i}"] if case.what.in_place else None
-        row = measure(case.what, module[f"fused{i}"], module[f"plain{i}"], in_place)
+        row = measure(case.what, module[f"fused{i}"], module[f"plain{i}"])
         return row | {"one_pass_us": row["alone_us"] + row["moved"] / args.found["copy"] * 1e6}
 
     return one
 
 
-def measure(what: What, fused: Any, plain: Any, in_place: Any) -> Row:
+def measure(what: What, fused: Any, plain: Any) -> Row:
     problem, generator = what.problem, torch.Generator("cuda").manual_seed(0)
     first, second, result = problem.roles
     dtype = getattr(torch, problem.dtype(result))
@@ -231,12 +218,6 @@ def measure(what: What, fused: Any, plain: Any, in_place: Any) -> Row:
     }
     if problem.kind is ConvKind.FPROP and dtype != torch.float32:
         calls["torch"] = [partial(theirs, *t) for t in sets]
-    if in_place is not None:
-        in_place(x, w, y)  # chooses its plan
-        y.copy_(after["residual"])
-        in_place(x, w, y)
-        row["in_place_error"] = relative(canonical(y), want)
-        calls["in_place"] = [partial(in_place, x, w, y) for x, w, _, _, y in sets]
     row |= {f"{side}_us": s * 1e6 for side, s in in_turns(calls, 20).items()}
     moved = 2 * y.nbytes + sum(t.nbytes for t in own(after))
     return row | {"ratio": row["fused_us"] / row["apart_us"], "moved": moved}
@@ -251,7 +232,7 @@ BENCHMARK = Benchmark(
     columns=(
         ("suite",), ("problem", lambda row: " ".join(row["problem"].split()[:8])), ("epilogue",),
         *((side.replace("_", " "), f"{side}_us", ".1f")
-          for side in ("fused", "apart", "alone", "one_pass", "in_place", "torch")),
+          for side in ("fused", "apart", "alone", "one_pass", "torch")),
         ("fused/apart", "ratio", ".3f"), ("MB moved", "moved", ".0f", 1e-6),
         ("error", None, ".1e"), ("reason",),
     ),

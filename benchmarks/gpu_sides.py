@@ -40,9 +40,9 @@ import numpy as np
 import torch
 
 from benchmarks import gpu_timing
+from benchmarks.child import end_with_parent
 from benchmarks.gpu_models import Built, build
 from benchmarks.gpu_turns import Turns
-from benchmarks.parent import end_with_parent
 
 HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 DTYPES = ("tf32", "f32", *HALVES)

@@ -7,9 +7,8 @@ channels last as they are; "blocks", "rows" and "windows" are the forms of
 "-wgmma" by CUTLASS's kernels for Hopper, which nvcc builds, and which take half precision alone;
 "torch" is PyTorch's channels_last.  A form that is like one before it, as patches' are, is not
 measured again.  "auto" is the form that steps get, "predicted" are milliseconds by which it is
-chosen (`relay_wgrad.transform.depth_forms`).  Medians of rounds in turns, by events; each kernel's
-time is a profile's of one more call, where CUPTI is there.  Errors are relative, in norm, to
-PyTorch's in float64.
+chosen (`relay_wgrad.transform.depth_forms`).  Medians of rounds in turns, by events.  Errors are
+relative, in norm, to PyTorch's in float64.
 """
 
 from __future__ import annotations
@@ -156,20 +155,6 @@ def by_torch(layer: tuple[int, ...], given: list[torch.Tensor], dtype: torch.dty
     return call
 
 
-def kernels(call: Call) -> dict[str, float]:
-    """Microseconds of each kernel of a call, by CUPTI; empty without it."""
-    try:
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
-            call()
-            torch.cuda.synchronize()
-        times = {e.key[:80]: float(e.self_device_time_total) for e in found.key_averages()}
-    except (AttributeError, ImportError, RuntimeError):
-        return {}
-    return {k: t for k, t in sorted(times.items(), key=lambda item: -item[1]) if t > 0}
-
-
 def tensors(result: Any) -> list[torch.Tensor]:
     return [t if isinstance(t, torch.Tensor) else torch.from_dlpack(t) for t in result]
 
@@ -206,13 +191,12 @@ def measure(
             {side: milliseconds([call], CALLS) for side, call in calls.items()}
             for _ in range(ROUNDS)
         ]
-        spent = {side: kernels(call) for side, call in calls.items()}
     chosen, times = predicted(layer, mode)
     return {
         "layer": name, "mode": mode, "batch": batch, "auto": chosen,
         "predicted_ms": {form: batch * ms for form, ms in times.items()},
         "ms": {side: statistics.median(r[side] for r in rounds) for side in calls},
-        "error": errors, "kernels_us": spent,
+        "error": errors,
     }  # fmt: skip
 
 

@@ -52,13 +52,13 @@ QUICK = {"kind": "llvm", "opt-level": 0}
 Send = Callable[[dict[str, Any]], None]
 
 
-def network_of(name: str, *, double: bool = False, initial: bool = True) -> tuple[nn.Module, int]:
+def network_of(name: str, *, double: bool = False) -> tuple[nn.Module, int]:
     """(a network in training mode, the side of its images); in float64 no parameter is constant.
 
     Those that begin as one constant (gates, scales of residuals) get random numbers then.
     """
     torch.set_num_threads(1)
-    network, side = build(name, initial=initial)
+    network, side = build(name)
     if double:
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
@@ -102,7 +102,7 @@ def partitioned(module: Any) -> dict[str, Any]:
 def table(name: str, send: Send) -> None:
     """The facts of a network after each stage, by `from_torch`."""
     lap = watch()
-    network, side = network_of(name, initial=False)
+    network, side = network_of(name)
     send({**facts_of(network, side), "made_s": lap()})
     images = torch.rand(BATCH, 3, side, side)
     graph = from_torch(Loss(network), (images,), loss="own", dropout="mask", name=name)
@@ -148,7 +148,7 @@ def table_of_onnx(name: str, send: Send) -> None:
     Where PyTorch's exporter fails, the older one, by TorchScript, writes it.
     """
     lap = watch()
-    network, side = network_of(name, initial=False)
+    network, side = network_of(name)
     send({**facts_of(network, side), "made_s": lap()})
     model, exporter, why = exported(network, side)
     send({"export_s": lap(), "exporter": exporter, "why": why, "nodes": len(model.graph.node)})
@@ -261,7 +261,7 @@ def asked(graph: Any) -> int:
 def table_of_aot(name: str, send: Send) -> None:
     """How many of the gradients of convolutions that the graph asks for `from_aot` recognises."""
     lap = watch()
-    network, side = network_of(name, initial=False)
+    network, side = network_of(name)
     graph, inputs = joint(network, torch.rand(BATCH, 3, side, side))
     send({**facts_of(network, side), "export_s": lap()})
     made = from_aot(graph, inputs, name=name)

@@ -5,10 +5,9 @@ A network goes by its package and name there, `torchvision/resnet50` or `timm/co
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -68,12 +67,10 @@ def timm_names() -> list[str]:
 
 
 def build(
-    name: str, *, initial: bool = True, sides: Sequence[int] = _SIDES, classes: int = CLASSES
+    name: str, *, sides: Sequence[int] = _SIDES, classes: int = CLASSES
 ) -> tuple[nn.Module, int]:
     """(a network in training mode, with seeded weights, the side of a square image that it takes).
 
-    initial : False leaves weights as the memory was, which takes no time; for what looks at the
-        graph alone.
     sides : tried in this order before the network's own.
 
     Raises ValueError for a name of neither package.
@@ -85,15 +82,14 @@ def build(
     error: Exception | None = None
     for side in (*sides, None):
         torch.manual_seed(0)
-        with contextlib.nullcontext() if initial else _without_initial_values():
-            try:
-                module, own = make(short, side, classes)
-                module.train()
-                if side is not None:
-                    _tried(module, side)
-                return module, own
-            except Exception as raised:  # of many kinds: an image too small for it
-                error = raised
+        try:
+            module, own = make(short, side, classes)
+            module.train()
+            if side is not None:
+                _tried(module, side)
+            return module, own
+        except Exception as raised:  # of many kinds: an image too small for it
+            error = raised
     assert error is not None
     raise error
 
@@ -132,21 +128,6 @@ def _of_timm(name: str, side: int | None, classes: int) -> tuple[nn.Module, int]
     except TypeError:  # most take any image
         module = timm.create_model(name, pretrained=False, num_classes=classes)
     return module, side
-
-
-@contextlib.contextmanager
-def _without_initial_values() -> Iterator[None]:
-    """Within: `torch.nn.init` leaves tensors as they are."""
-
-    def left(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return tensor
-
-    names = ("uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_",
-             "xavier_uniform_", "xavier_normal_", "orthogonal_")  # fmt: skip
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(mock.patch.object(nn.init, name, left))
-        yield
 
 
 class Loss(nn.Module):

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.child import end_with_parent
 from benchmarks.gpu_models import Built, build
 from benchmarks.gpu_sides import HALVES, settings
-from benchmarks.parent import end_with_parent
 from relay_wgrad.training.processes import launched_rank
 
 ROUNDS, STEPS, WARM = 3, 20, 14  # a graph is captured some steps after the first

@@ -6,6 +6,7 @@ bytes at the other, whichever is longer.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from .emitters.loops import argument, local, parallel, serial, splat, vector
 from .machine import machine
 
 _ROUNDS, _SECONDS = 20, 0.3  # of each try, at least: the best of them all is the ceiling
+_PERIODS, _PERIOD = 5, 0.1  # of processor time; seconds
 _TRIES, _APART = 8, 0.2  # more tries, and seconds between them
 _AGREE = 0.95  # of the best try, what another must come to
-_ENOUGH = 0.8  # of what one thread makes times their number, what all must come to
 _STEPS = 10_000  # half a millisecond: on a busy machine some run keeps its cores that long
 _COPY_BYTES = 1 << 28  # beyond all caches
 
@@ -47,21 +48,14 @@ class Ceilings:
 
 
 def ceilings(target: Target, threads: int) -> Ceilings:
-    """Measures both on this machine, in three seconds; in up to fifteen where others use it."""
+    """Measures both on this machine, in three seconds; in up to ten where others use it."""
     return Ceilings(_multiply_adds(target, threads), _copy(target, threads))
 
 
 def _multiply_adds(target: Target, threads: int) -> float:
-    """Where another program has a core, our threads may share the rest in try after try.
-
-    Then they stay well below what one thread makes alone, times their number.
-    """
-    one, all_threads = _tasks(target, 1), _tasks(target, 4 * threads)
-    return agreed(all_threads, least=_ENOUGH * threads * agreed(one))
-
-
-def _tasks(target: Target, tasks: int) -> Callable[[], float]:
-    """A function that measures the FLOP/s of so many equal tasks."""
+    """By processor time, which goes on only while a thread has its core: where other programs share
+    the cores, no two of our threads may run at once in any try, and a clock would say half."""
+    tasks = 4 * threads
     m = machine(target)
     lanes, count, steps = m.lanes("float32"), m.registers - 6, _STEPS
     with IRBuilder() as builder, T.prim_func(s_tir=True):
@@ -87,13 +81,36 @@ def _tasks(target: Target, tasks: int) -> Callable[[], float]:
     if not np.allclose(b.numpy(), 2 * count):  # each register's limit is 1 / (1 - 0.5)
         raise RuntimeError("the loop of multiply-adds did not run as written")
     flop = 2.0 * lanes * count * steps * tasks
-    return lambda: flop / shortest(call, _ROUNDS, _SECONDS).seconds
+    return agreed(lambda: flop * threads / _processor_seconds(call))
+
+
+def _processor_seconds(call: Callable[[], Any]) -> float:
+    """Of all threads together, of a call: the least mean of some periods.
+
+    A period is long beside the ticks by which the system counts the time of other threads.
+    """
+    means: list[float] = []
+    for _ in range(_PERIODS):
+        calls, begin, before = 0, time.perf_counter(), time.process_time()
+        while time.perf_counter() - begin < _PERIOD:
+            call()
+            calls += 1
+        means.append((time.process_time() - before) / calls)
+    return min(means)
 
 
 def _copy(target: Target, threads: int) -> float:
-    """Memory has no number of threads that it could be held against."""
+    """Threads share the memory, so theirs is a rate by the clock; what one has by processor time,
+    which no other program lowers by taking a core, all have at least."""
+    moved = 2.0 * _COPY_BYTES
+    one, every = _copying(target, 1), _copying(target, 4 * threads)
+    by_clock = agreed(lambda: moved / shortest(every, _ROUNDS, _SECONDS).seconds)
+    return max(by_clock, moved / _processor_seconds(one))
+
+
+def _copying(target: Target, tasks: int) -> Callable[[], Any]:
+    """A function that copies `_COPY_BYTES`, or a little less, in equal tasks."""
     lanes = machine(target).lanes("float32")
-    tasks = 4 * threads
     each = _COPY_BYTES // 4 // lanes // tasks
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         _head()
@@ -104,24 +121,22 @@ def _copy(target: Target, threads: int) -> float:
             T.buffer_store(y, x[at], [at])
     a = tvm.runtime.tensor(np.ones(tasks * each * lanes, "float32"))
     b = tvm.runtime.tensor(np.zeros(tasks * each * lanes, "float32"))
-    call, moved = _compiled(builder.get(), target, a, b), 2.0 * tasks * each * lanes * 4
-    return agreed(lambda: moved / shortest(call, _ROUNDS, _SECONDS).seconds)
+    return _compiled(builder.get(), target, a, b)
 
 
-def agreed(measured: Callable[[], float], apart: float = _APART, least: float = 0.0) -> float:
+def agreed(measured: Callable[[], float], apart: float = _APART) -> float:
     """The best of tries at different times, of which a second comes to the same: another program
-    halves all rounds of one.
-
-    least : below it tries that agree are all disturbed.
-    """
+    halves all rounds of one, and one may say more than there is, by a clock that ran late."""
     rates = [measured()]
     while len(rates) <= _TRIES:
         time.sleep(apart)
         rates.append(measured())
         best, next_best = sorted(rates, reverse=True)[:2]
-        if best > least and next_best > _AGREE * best:
+        if next_best > _AGREE * best:
             break
-    return max(rates)
+    rates.sort(reverse=True)
+    pairs = itertools.pairwise(rates)
+    return next((best for best, other in pairs if other > _AGREE * best), rates[0])
 
 
 def _head() -> None:

@@ -42,17 +42,17 @@ def test_a_child_that_does_not_end_well() -> None:
 
 
 def test_a_part_has_what_was_done_since_the_last_one() -> None:
-    clock = compile_steps.Clock(time.perf_counter() - 5)
-    clock.part("imports")
+    parts, end = compile_steps.parts_since(time.perf_counter() - 5)
+    end("imports")
     subprocess.run([sys.executable, "-c", "sum(range(10**6))"], check=True)
-    clock.part("a child")
-    clock.part("nothing")
-    assert list(clock.parts) == ["imports", "a child", "nothing"]
-    assert clock.parts["imports"][0] >= 5
-    assert clock.parts["imports"][1] > 0
-    assert clock.parts["a child"][0] > 0
-    assert clock.parts["a child"][1] > 0
-    assert clock.parts["nothing"][1] <= 0.1
+    end("a child")
+    end("nothing")
+    assert list(parts) == ["imports", "a child", "nothing"]
+    assert parts["imports"][0] >= 5
+    assert parts["imports"][1] > 0
+    assert parts["a child"][0] > 0
+    assert parts["a child"][1] > 0
+    assert parts["nothing"][1] <= 0.1
 
 
 def test_parts_are_shown() -> None:

@@ -35,7 +35,7 @@ class Small(nn.Module):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_modes, "build", lambda name, **options: (Small(), 8))
+    monkeypatch.setattr(network_modes, "build", lambda name: (Small(), 8))
 
 
 @pytest.mark.usefixtures("registered", "small")

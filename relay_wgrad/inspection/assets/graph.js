@@ -30,6 +30,7 @@ function scaled(n, units) {
 }
 const flopText = (n) => scaled(n, [[1e12, "TFLOP"], [1e9, "GFLOP"], [1e6, "MFLOP"], [1e3, "kFLOP"], [1, "FLOP"]]);
 const rateText = (n) => flopText(n).join(" ") + "/s";
+const bandwidthText = (n) => scaled(n, [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"]]).join(" ");
 // Times that were measured on a CPU are none of the library that would take a convolution.
 const BACKEND = D.facts.cpu ? "on a GPU" : "backend";
 const timeText = (s) => scaled(s, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]).join(" ");

@@ -255,10 +255,11 @@ if (D.kernels) {
   el("kernels-part").hidden = false;
   table(el("kernels"), [
     { title: "kernel", value: (k) => k.name },
-    { title: "calls", value: (k) => k.calls },
+    { title: "calls", value: (k) => k.calls, number: true },
     { title: "time", value: (k) => k.seconds, text: (k) => timeText(k.seconds), number: true },
-    { title: "MB", value: (k) => (k.bytes / 1e6).toFixed(1) },
-    { title: "TB/s", value: (k) => k.seconds ? (k.bytes / k.seconds / 1e12).toFixed(2) : "" },
+    { title: "bytes", value: (k) => k.bytes, text: (k) => bytesText(k.bytes), number: true },
+    { title: "bytes/s", value: (k) => k.seconds ? k.bytes / k.seconds : undefined, number: true,
+      text: (k) => k.seconds ? bandwidthText(k.bytes / k.seconds) : "" },
   ], D.kernels, () => true);
 }
 
@@ -267,7 +268,7 @@ if (D.compiled) {
   el("compiled-text").textContent = D.totals.compiling;
   table(el("compiled"), [
     { title: "kernel", value: (k) => k.name },
-    { title: "s", value: (k) => k.seconds, text: (k) => k.kept ? "kept" : k.seconds.toFixed(3),
+    { title: "time", value: (k) => k.seconds, text: (k) => k.kept ? "kept" : timeText(k.seconds),
       number: true },
   ], D.compiled, () => true);
 }

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from tvm import relax
 
 from relay_wgrad.display import short
 from relay_wgrad.facts import Lowered
-from relay_wgrad.frontend import from_onnx
+from relay_wgrad.frontend import from_onnx, from_torch
 from relay_wgrad.inspection import Inspection, inspect_step
 from relay_wgrad.inspection.dataflow import dataflow
 from relay_wgrad.inspection.groups import groups, is_anchor, names
@@ -208,6 +210,30 @@ def test_page_is_one_file(report: Inspection) -> None:
     data = json.loads(found[1])
     assert data["convolutions"] == report.data["convolutions"]
     assert [n[0] for n in data["nodes"]] == [n["name"] for n in report.data["nodes"]]
+
+
+def test_tables_sort_by_numbers(report: Inspection) -> None:
+    """A column sorts by its value: as a text 9.0 would come after 100.0.  Units are its text's."""
+    html = report.to_html()
+    values = re.findall(r"value: \(\w+\) => (.*?)(?:, (?:text|number|wide|bar):| \})", html)
+    assert len(values) > 20
+    assert not [value for value in values if "toFixed" in value or "Text(" in value]
+    assert "bandwidthText(k.bytes / k.seconds)" in html
+
+
+def test_a_volumes_report() -> None:
+    """Its layouts have a depth, also where it is converted, and its convolutions three sizes."""
+    net = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.ConvTranspose3d(4, 2, 2, 2))
+    x = torch.zeros(2, 1, 4, 6, 5)
+    graph = from_torch(net, (x,), loss="mse")
+    for layout, layouts in (("NCHW", "NCDHW/OIDHW/NCDHW"), ("NHWC", "NDHWC/ODHWI/NDHWC")):
+        found = inspected(graph, converted(step_module(graph), layout))
+        convolutions = found.data["convolutions"]
+        assert {c["layout"] for c in convolutions} == {layouts}
+        assert "2×1×4×6×5 → 4 3×3×3 p1" in found.to_markdown()
+        # A voxel's 27 taps, added and multiplied, of 1 × 4 channels, 2 volumes of 120.
+        assert convolutions[0]["flop"] == 2 * 27 * 4 * 2 * 120
+        assert [c["kind"] for c in convolutions].count("wgrad") == 2
 
 
 def test_what_compiling_took() -> None:

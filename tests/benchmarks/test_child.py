@@ -13,7 +13,7 @@ import pytest
 
 CHILD = """
 import time
-from benchmarks.parent import end_with_parent
+from benchmarks.child import end_with_parent
 end_with_parent(0.05)
 print(1, flush=True)
 time.sleep(60)
