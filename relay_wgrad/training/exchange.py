@@ -232,11 +232,10 @@ class Exchange:
         """What this process's next batch counts, that of a step, counted from 0; the step that is
         run next is this trainer's."""
         with on_stream(self.processes.device):
-            if self.processes.device == "cpu" and self._works:
-                self._sends.clear()  # some may still be read and written
-            for work in self._works:  # of a step that ended with an error
-                if self.processes.device != "cpu":
-                    work.wait()  # on the stream, and not here
+            if self._works and self.processes.device == "cpu":  # of a step that ended with an error
+                self._sends.clear()  # others may not send theirs, so nobody waits for these
+            elif self._works:  # in places that graphs have; the stream waits, not the host
+                self._wait()
             self._works.clear()
             self._infinite.clear()
             if weight != self._known:
