@@ -8,7 +8,8 @@ others, which is the speed of "one", then all of them together: "scaling" is the
 that of as many alone.  With `--batch 128 --alone 256` of two it is that of one batch in parts.
 
 `nccl_ms` are a step's milliseconds of NCCL's kernels, `exposed_ms` those in which no other kernel
-ran (`benchmarks.parallel_ways`).
+ran, `busy_ms` those in which some did, and `more_ms` what kernels take more together than alone, by
+their names (`benchmarks.parallel_ways`).
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ BENCHMARK = Benchmark(
     columns=(
         ("model",), ("way",), ("gpus",), ("batch",), ("one, images/s", "one", ".0f"),
         ("all", None, ".0f"), ("scaling", None, ".3f"), ("step, ms", "ms", ".2f"),
+        ("busy", "busy_ms", ".2f"), ("busy alone", "busy_alone_ms", ".2f"),
         ("NCCL", "nccl_ms", ".2f"), ("exposed", "exposed_ms", ".2f"),
         ("notes", lambda row: "; ".join(row.get("notes", ()))), ("reason",),
     ),

@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
@@ -220,20 +221,44 @@ def exposed(nccl: Spans, others: Spans) -> float:
     return _total([*nccl, *others]) - _total(others)
 
 
-def _traced(train: Train, here: Here) -> dict[str, Any]:
-    """Milliseconds of a step: NCCL's kernels, and what of these nothing else ran beside."""
+class Trace(NamedTuple):
+    """Of a step, in milliseconds: kernels by their names, when some kernel ran, NCCL's, and what of
+    these nothing else ran beside."""
+
+    kernels: Counter[str]
+    busy: float
+    nccl: float
+    exposed: float
+
+
+def _traced(train: Train, here: Here) -> Trace:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         train(TRACED)
         wait(here.device)
-    nccl, others = Spans(), Spans()
+    nccl, others, kernels = Spans(), Spans(), Counter[str]()
     for event in profiler.profiler.kineto_results.events():
-        if event.device_type() == torch.autograd.DeviceType.CUDA:
-            start = event.start_ns() / 1e6
+        is_kernel = not event.name().startswith(("Memcpy", "Memset"))
+        if is_kernel and event.device_type() == torch.autograd.DeviceType.CUDA:
+            start, length = event.start_ns() / 1e6, event.duration_ns() / 1e6
             some = nccl if "nccl" in event.name().lower() else others
-            some.append((start, start + event.duration_ns() / 1e6))
-    return {"nccl_ms": _total(nccl) / TRACED, "exposed_ms": exposed(nccl, others) / TRACED}
+            some.append((start, start + length))
+            kernels[event.name()] += length / TRACED
+    found = (_total([*nccl, *others]), _total(nccl), exposed(nccl, others))
+    return Trace(kernels, *(ms / TRACED for ms in found))
+
+
+def _growth(traces: dict[str, Trace]) -> dict[str, Any]:
+    """What a step has more of together than alone."""
+    alone, together = traces[ALONE], traces[TOGETHER]
+    more = together.kernels.copy()
+    more.subtract(alone.kernels)
+    return {
+        "busy_ms": together.busy, "busy_alone_ms": alone.busy, "nccl_ms": together.nccl,
+        "exposed_ms": together.exposed,
+        "more_ms": {name[:80]: round(ms, 3) for name, ms in more.most_common(16)},
+    }  # fmt: skip
 
 
 def figures(problem: Problem, rank: int, steps: int = STEPS, warm: int = WARM) -> dict[str, Any]:
@@ -250,15 +275,15 @@ def figures(problem: Problem, rank: int, steps: int = STEPS, warm: int = WARM) -
         dist.init_process_group("gloo")
     built = build(problem.model, problem.batch, problem.image)
     here = Here(problem, built, device, rank, [])
-    rounds, traced = dict[str, list[list[float]]](), dict[str, Any]()
+    rounds, traces = dict[str, list[list[float]]](), dict[str, Trace]()
     for name, train in WAYS[problem.way](here):
         train(warm)
         mine = _speeds(train, here, steps)
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, mine)
         rounds[name] = every
-        if name == TOGETHER and device.type == "cuda":
-            traced = _traced(train, here)
+        if device.type == "cuda":
+            traces[name] = _traced(train, here)
     one, together = (
         problem.batch_of(name) * statistics.mean(map(max, rounds[name]))
         for name in (ALONE, TOGETHER)
@@ -266,8 +291,8 @@ def figures(problem: Problem, rank: int, steps: int = STEPS, warm: int = WARM) -
     dist.destroy_process_group()
     return {
         "one": one, "all": len(every) * together, "scaling": together / one,
-        "ms": 1e3 * problem.batch / together, "rounds": rounds, **traced,
-        **({"notes": here.notes} if here.notes else {}),
+        "ms": 1e3 * problem.batch / together, "rounds": rounds,
+        **(_growth(traces) if traces else {}), **({"notes": here.notes} if here.notes else {}),
     }  # fmt: skip
 
 

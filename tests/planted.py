@@ -84,6 +84,8 @@ FAULTS = (
           "relay_wgrad/training/graph_replay.py",
           "copies = self._rehearse(places, fixed)", "self._rehearse(places, fixed); copies = None",
           "tests/relay_wgrad/training/test_graph_replay.py"),
+    Fault("a rehearsal takes part in what other processes do", "relay_wgrad/training/capture.py",
+          "elif not self._is_rehearsal:", "else:", "tests/relay_wgrad/training/test_capture.py"),
     Fault("products of batches: the last columns begin too late",
           "legalize/cpu/batched_products.py", "T.min(i * block, columns - block)", "i * block",
           "tests/legalize/cpu/test_batched_products.py"),

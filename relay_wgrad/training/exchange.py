@@ -84,12 +84,17 @@ def synchronized(graph: TrainingGraph, processes: int) -> TrainingGraph:
     return replace(graph, module=module)
 
 
+def counts_labels(graph: TrainingGraph) -> bool:
+    """Whether labels count differently, and some may count nothing."""
+    is_known = isinstance(graph.loss, CrossEntropy) and not graph.loss.has_defaults
+    return is_known and any(spec.kind == "labels" for spec in graph.inputs)
+
+
 def weight_of(graph: TrainingGraph, batch: Mapping[str, Any]) -> float:
     """What a batch counts: its samples, or of labels that count differently the sum of that."""
-    loss = graph.loss
-    spec = next((spec for spec in graph.inputs if spec.kind == "labels"), None)
-    if spec is not None and isinstance(loss, CrossEntropy) and not loss.has_defaults:
-        labels = np.asarray(batch[spec.name])
+    if counts_labels(graph):
+        loss: Any = graph.loss
+        labels = np.asarray(next(batch[s.name] for s in graph.inputs if s.kind == "labels"))
         counts = np.ones(labels.shape) if loss.ignore_index is None else labels != loss.ignore_index
         if loss.weight is None:
             return float(counts.sum())
@@ -104,15 +109,20 @@ class Exchange:
 
     counts : whether a step's `finish` counts what is not finite.
     accumulate : how many batches' gradients an update takes.
+    may_be_nothing : whether a batch may count nothing beside the others'.
     outside : does what no CUDA graph can hold (`relay_wgrad.training.capture.Lane`).
     own : of the step that ran last what this process sent: its loss times the weight, and of a
         dynamic loss scale how many of all values were not finite.
     """
 
-    def __init__(self, processes: Processes, counts: bool = False, accumulate: int = 1) -> None:
+    def __init__(
+        self, processes: Processes, counts: bool = False, accumulate: int = 1,
+        may_be_nothing: bool = False,
+    ) -> None:  # fmt: skip
         import torch
 
         self.processes, self.counts, self.accumulate = processes, counts, accumulate
+        self.may_be_nothing = may_be_nothing
         self.own, self.is_begun = list[Any](), False
         self.outside: Callable[[Callable[[], None]], None] = _at_once
         for name, function in (
@@ -123,6 +133,7 @@ class Exchange:
         self.weight, self._share = (
             torch.ones((), dtype=torch.float64, device=processes.device) for _ in range(2)
         )
+        self._is_nothing = torch.zeros((), dtype=torch.bool, device=processes.device)
         self._known = 1.0  # the weight, for the host
         self._is_first = self._is_last = True  # of the batches of an update
         self._buckets: dict[Any, list[tuple[list[int], _Bucket]]] = {}  # by the tensors' kinds
@@ -188,7 +199,7 @@ class Exchange:
                     self._share_of_batch(starts)
                     self._add_up(self._given)
                 else:
-                    self._sends[self._given].flat.mul_(self.weight)
+                    self._multiply(self._sends[self._given].flat, self.weight)
                 if self._is_sent(self._given):
                     starts.append(self._sends[self._given])
                 self._given += 1
@@ -221,15 +232,15 @@ class Exchange:
         """What this process's next batch counts, that of a step, counted from 0; the step that is
         run next is this trainer's."""
         with on_stream(self.processes.device):
-            if self.processes.device == "cpu" and self._works:
-                self._sends.clear()  # some may still be read and written
-            for work in self._works:  # of a step that ended with an error
-                if self.processes.device != "cpu":
-                    work.wait()  # on the stream, and not here
+            if self._works and self.processes.device == "cpu":  # of a step that ended with an error
+                self._sends.clear()  # others may not send theirs, so nobody waits for these
+            elif self._works:  # in places that graphs have; the stream waits, not the host
+                self._wait()
             self._works.clear()
             self._infinite.clear()
             if weight != self._known:
                 self.weight.fill_(weight)
+                self._is_nothing.fill_(weight == 0)
         place = step % self.accumulate
         self._is_first, self._is_last = place == 0, place == self.accumulate - 1
         self._known, self.own, _running.exchange = weight, [], self
@@ -266,11 +277,18 @@ class Exchange:
         self._share.div_(self._sends[0].flat[-1])
         self._has_share = True
 
+    def _multiply(self, flat: Any, factor: Any) -> None:
+        """By the weight or the share.  Of a batch whose labels all count nothing the loss is 0 / 0,
+        and nothing is what others take of it."""
+        flat.mul_(factor)
+        if self.may_be_nothing:
+            flat.masked_fill_(self._is_nothing, 0.0)
+
     def _add_up(self, number: int) -> None:
         import torch
 
         bucket = self._sends[number]
-        bucket.flat.mul_(self._share)
+        self._multiply(bucket.flat, self._share)
         if not self._is_first:
             torch._foreach_add_(bucket.views, [as_torch(t) for t in self._sums[number]])
         bucket.flat[-1].fill_(1.0)

@@ -20,7 +20,7 @@ from ..frontend import TrainingGraph
 from . import loss_scale as scales
 from .compiled import Compiled, Progress, silent
 from .devices import place
-from .exchange import Exchange, check_loss, synchronized, weight_of
+from .exchange import Exchange, check_loss, counts_labels, synchronized, weight_of
 from .kernel_profile import profiled
 from .optim import Rate, default_lr, optimizer_for, state_of
 from .options import Options
@@ -131,7 +131,11 @@ class Trainer:
         self.place = place(device, on_gpu)
         if distributed:
             self.processes = Processes.join(self.place.name)
-            self._exchange = Exchange(self.processes, self._dynamic, update.accumulate)
+            # Not where the others' losses depend on it: its part would be its loss's times 0 / 0.
+            may_be_nothing = counts_labels(graph) and not self._syncs
+            self._exchange = Exchange(
+                self.processes, self._dynamic, update.accumulate, may_be_nothing
+            )
             self._agree()
         own = len(rule.state)
         with self.place.memory_errors():

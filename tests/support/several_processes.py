@@ -288,6 +288,30 @@ def labels_that_count(folder: Path) -> None:
 
 
 @check
+def labels_that_count_nothing(folder: Path) -> None:
+    """All of a process's batch: its loss is 0 / 0, and the whole batch's is the others'.  Where it
+    has a part in their statistics the step is an error."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    whole = samples(SIZE * world)
+    whole["labels"] = np.where(np.arange(SIZE * world) < SIZE, whole["labels"] % 2, 2)
+    mine = {name: value[rank * SIZE : (rank + 1) * SIZE] for name, value in whole.items()}
+    loss = "cross_entropy(ignore_index=2)"
+    graph = graph_of(loss)
+    for options in ({}, {"update": Update(accumulate=2)}):
+        trainer = Trainer(graph, FAST, distributed=True, **options)
+        losses = [trainer.step(mine) for _ in range(6)]
+        assert is_one(trainer)
+        if rank == 0:
+            alone = Trainer(graph, FAST, **options)
+            np.testing.assert_allclose(losses, [alone.step(whole) for _ in range(6)], rtol=1e-9)
+            close(trainer, alone)
+    graph = graph_of(loss, bn="train", batch=SIZE)
+    trainer = Trainer(graph, FAST, distributed=True, sync_batch_norm=True)
+    with pytest.raises(FloatingPointError, match="the loss is nan in process 1"):
+        trainer.step(mine)
+
+
+@check
 def sync_batch_norm(folder: Path) -> None:
     """In training a process's batch is normalized by all of it; running statistics are the same."""
     sizes = (SIZE, SIZE * dist.get_world_size())

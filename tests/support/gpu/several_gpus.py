@@ -27,14 +27,14 @@ MANY = 2000
 
 
 @functools.cache
-def graph_of(batch: int, bn: str) -> TrainingGraph:
+def graph_of(batch: int, bn: str, loss: str) -> TrainingGraph:
     torch.manual_seed(0)
     module = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
         torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, CLASSES),
     )  # fmt: skip
-    return from_torch(module, (torch.zeros(batch, 3, 16, 16),), bn=bn)
+    return from_torch(module, (torch.zeros(batch, 3, 16, 16),), bn=bn, loss=loss)
 
 
 def same_bits(trainer: Trainer) -> bool:
@@ -73,14 +73,16 @@ def stays(trainer: Trainer, data: Data) -> None:
     assert grown(*found) == [], found
 
 
-CASES: tuple[tuple[str, str | None, float | None, dict[str, Any]], ...] = (
-    ("eval", None, 1e-3, {}),
-    ("train", None, 1e-3, {"sync_batch_norm": True}),
-    ("eval", "bfloat16", 3e-2, {"update": Update(accumulate=3)}),
-    ("eval", "float16", None, {"loss_scale": "dynamic"}),
+LOSS = "cross_entropy"
+WEIGHED = f"{LOSS}(weight={[1.0 + i % 3 for i in range(CLASSES)]})"  # each batch counts differently
+CASES: tuple[tuple[str, str, str | None, float | None, dict[str, Any]], ...] = (
+    ("eval", WEIGHED, None, 1e-3, {}),
+    ("train", LOSS, None, 1e-3, {"sync_batch_norm": True}),
+    ("eval", WEIGHED, "bfloat16", 3e-2, {"update": Update(accumulate=3)}),
+    ("eval", LOSS, "float16", None, {"loss_scale": "dynamic"}),
 )
-"""Normalization, dtype, how near to one process with whole batches (None: that is not run), and
-options."""
+"""Normalization, loss, dtype, how near to one process with whole batches (None: that is not run),
+and options."""
 
 
 def main() -> None:
@@ -88,9 +90,9 @@ def main() -> None:
     relay_wgrad.register()
     exchange.LIMITS = (1 << 8, 1 << 10)  # some buckets
     exact, rng = Options(tf32=False), np.random.default_rng(0)
-    for number, (bn, dtype, tolerance, options) in enumerate(CASES):
+    for number, (bn, loss, dtype, tolerance, options) in enumerate(CASES):
         began = time.perf_counter()
-        graph = graph_of(SIZE, bn)
+        graph = graph_of(SIZE, bn, loss)
         trainer = Trainer(
             graph, "cuda", lr=0.02, dtype=dtype, distributed=True, on_gpu=exact, **options
         )
@@ -107,7 +109,7 @@ def main() -> None:
             stays(trainer, data)
             assert same_bits(trainer)
         if rank == 0 and tolerance is not None:
-            whole = graph_of(SIZE * world, bn)
+            whole = graph_of(SIZE * world, bn, loss)
             options.pop("sync_batch_norm", None)
             alone = Trainer(whole, "cuda:0", lr=0.02, dtype=dtype, on_gpu=exact, **options)
             batches = Data(whole, arrays)
