@@ -9,11 +9,15 @@ import pytest
 from .support.children import ROOT, run_script
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SHORTER = {"digits.py": ("--steps", "30")}
+SHORTER = {"digits.py": ("--steps", "30"), "segment_volumes.py": ("--steps", "20")}
 
 
 @pytest.mark.longer_cases(
-    "autoencoder", "digits", "training_step", why="Relay's stay, and README's"
+    "autoencoder",
+    "digits",
+    "segment_volumes",
+    "training_step",
+    why="Relay's stay, and README's",
 )
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example(path: Path) -> None:

@@ -53,6 +53,7 @@ def test_found_and_right(half: Any, order: Any, monkeypatch: pytest.MonkeyPatch)
         return counts[-1]
 
     monkeypatch.setattr(compiler, "whole_norms", noted)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = Net().cuda().to(memory_format=order)
@@ -69,4 +70,4 @@ def test_found_and_right(half: Any, order: Any, monkeypatch: pytest.MonkeyPatch)
     for one, other, exactly in zip(ours, theirs, want, strict=True):
         size = float(exactly.norm()) + 1e-2 * most
         error, usual = (float((v.double() - exactly).norm()) / size for v in (one, other))
-        assert error <= max(2 * usual, 2e-2 if half else 1e-3), (error, usual)
+        assert error <= max(3 * usual, 2e-2 if half else 1e-5), (error, usual)
