@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import tvm_ffi
 
-_FFI_PLATFORM = {"cpu": "cpu", "cuda": "gpu"}
+from .targets import FFI_PLATFORM, ending
+
 _numbers = itertools.count()
 
 
@@ -37,12 +38,12 @@ def enqueued(
 
     def called(*tensors: Any) -> None:
         given, places = tensors[: len(tensors) - count], tensors[len(tensors) - count :]
-        with lock:
+        with ending.call(), lock:
             for to, made in zip(places, function(*given), strict=True):
                 copy(to, made)
 
     jax_tvm_ffi.register_ffi_target(
-        name, tvm_ffi.convert(called), platform=_FFI_PLATFORM[platform], pass_owned_tensor=True
+        name, tvm_ffi.convert(called), platform=FFI_PLATFORM[platform], pass_owned_tensor=True
     )
     run = jax.jit(jax.ffi.ffi_call(name, list(results)))
     return lambda *arrays: list(run(*arrays))
