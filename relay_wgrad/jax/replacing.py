@@ -95,6 +95,9 @@ def _rewritten(value: Any, known: Sequence[bool]) -> Any:
     if not isinstance(value, core.ClosedJaxpr) or not _has_convolution(value.jaxpr):
         return value
     inner = value.jaxpr.invars
+    if any(hasattr(v.aval, "inner_aval") for v in inner):  # which nothing outside can stand for
+        told("", "within a program of mutable references")
+        return value
     of_each = known if len(known) == len(inner) else [False] * len(inner)
     given = [
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in inner

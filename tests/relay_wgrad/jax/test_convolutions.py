@@ -95,6 +95,27 @@ def test_derivative_rules_of_the_user_stay_and_shard_map_is_told() -> None:
     assert records == [rj.Record("", "within shard_map")]
 
 
+def test_mutable_references() -> None:
+    """They are written to once; functions within that are given one stay as they are."""
+    if not hasattr(jax, "new_ref"):
+        pytest.skip("this JAX has no references")
+
+    def counted(count: Any, x: Any) -> Any:
+        count[...] = count[...] + 1
+        return lax.conv(x, jnp.asarray(W), (1, 1), "SAME")
+
+    reason = "within a program of mutable references"
+    for function, reasons in (
+        (rj.optimize(counted), [""]), (jax.jit(rj.optimize(counted)), [""]),
+        (rj.optimize(jax.jit(counted)), [reason]),
+    ):  # fmt: skip
+        count = jax.new_ref(jnp.zeros(()))
+        with rj.recorded() as records:
+            assert error(function(count, X), lax.conv(X, W, (1, 1), "SAME")) < 1e-12
+        assert [record.reason for record in records] == reasons
+        assert float(count[...]) == 1
+
+
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("line", [
     "n=2 c=4 h=7 w=6 k=6 r=3 s=2 stride=2,1 pad=0,2,1,0 dil=1,2 groups=2 layout=NHWC/HWIO/NHWC",
