@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from ..registry import is_registered, register
 
 class Compiled:
     """A function of JAX, compiled for arguments like the examples: shapes, dtypes, tree.
+
+    On a GPU a call is enqueued, as JAX's own are, and the program is kept until the process ends.
 
     graph : what it was read as; `graph.report` says what became of its convolutions.
     convolutions : each one's operator and problem, and whose kernel computes it.
@@ -43,8 +47,10 @@ class Compiled:
         self._out_tree = lowered.out_tree
         self._function: Any = None
         self.convolutions: list[Lowered] = []
-        where = place(device, Options())
+        where = place(device, Options(select="measured"))
         self._device = where.device
+        self._enqueued: Any = None
+        self._gpu: Any = None
         if any(result.kind == "result" for result in self.graph.outputs):
             module = self.graph.module.clone()
             main = module["main"]
@@ -54,6 +60,8 @@ class Compiled:
             self._built = where.compile(module, lambda what: None)
             self._function = self._built.vm[ADJOINT]
             self.convolutions = self._built.convolutions
+            if self._device.type == "cuda":
+                self._enqueued = self._on_stream(jax.tree.leaves(lowered.out_info))
 
     def __call__(self, *args: Any) -> Any:
         """The function's result, of JAX arrays.
@@ -74,7 +82,13 @@ class Compiled:
                     f" {spec.dtype}{list(spec.shape)}"
                 )
         made: list[Any] = []
-        if self._function is not None:
+        if self._enqueued is not None:
+            typed = [
+                x if isinstance(x, jax.Array) else np.asarray(x, numpy_dtype(s.dtype))
+                for x, s in zip(flat, specs, strict=True)
+            ]
+            made = self._enqueued(*jax.device_put(typed, self._gpu))
+        elif self._function is not None:
             given = [self._tensor(x, s.dtype) for x, s in zip(flat, specs, strict=True)]
             with self._lock:  # a virtual machine runs one function at a time
                 found = self._function(*given)
@@ -85,6 +99,34 @@ class Compiled:
         results = self.graph.results(flat, made)
         arrays = [jax.numpy.asarray(x) for x in results]
         return jax.tree_util.tree_unflatten(self._out_tree, arrays)
+
+    def _on_stream(self, like: list[Any]) -> Any:
+        """The function within JAX's program of a GPU, so that a call waits for nothing.
+
+        None where JAX has not this GPU, or has not the package for it, and of bools, which lie
+        otherwise in tensors.
+        """
+        from ..training.capture import Lane
+        from ..training.cuda_tools import cuda_runtime
+        from .enqueued import enqueued
+
+        computed = {
+            value: info
+            for info, (kind, value) in zip(like, self.graph.outputs, strict=True)
+            if kind.endswith("result")
+        }
+        results = [computed[i] for i in range(len(computed))]
+        dtypes = [
+            *(s.dtype for s in self.graph.inputs if s is not None),
+            *(r.dtype for r in results),
+        ]
+        with suppress(RuntimeError):
+            found = {gpu.local_hardware_id: gpu for gpu in self._jax.local_devices(backend="gpu")}
+            self._gpu = found.get(int(self._device.index))
+        if self._gpu is None or "bool" in map(str, dtypes) or find_spec("jax_tvm_ffi") is None:
+            return None
+        lane = Lane(cuda_runtime(), self._device)
+        return enqueued(self._function, results, lane.copy, "cuda")
 
     def _tensor(self, x: Any, dtype: str) -> Any:
         """TVM's tensor of a value, without a copy where it is JAX's on the same device."""

@@ -101,6 +101,9 @@ def _closed(value: core.ClosedJaxpr, known: Sequence[bool]) -> core.ClosedJaxpr:
     if not _has_convolution(value.jaxpr):
         return value
     inner = value.jaxpr.invars
+    if any(hasattr(v.aval, "inner_aval") for v in inner):  # which nothing outside can stand for
+        told("", "within a program of mutable references")
+        return value
     of_each = known if len(known) == len(inner) else [False] * len(inner)
     given = [
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in inner

@@ -27,7 +27,7 @@ from .records import Options
 
 PLATFORMS = ("cpu", "cuda")
 _COMPARED = ("cuda_direct",)  # with cuDNN, where both take a problem
-_FFI_PLATFORM = {"cpu": "cpu", "cuda": "gpu"}
+FFI_PLATFORM = {"cpu": "cpu", "cuda": "gpu"}
 
 
 class UnsupportedError(ValueError):
@@ -56,7 +56,7 @@ def named(problem: ConvProblem, options: Options, platform: str) -> str:
                 (_cpu(problem), False) if platform == "cpu" else _cuda(problem, options)
             )
             jax_tvm_ffi.register_ffi_target(
-                name, kernel, platform=_FFI_PLATFORM[platform], allow_cuda_graph=may_be_recorded
+                name, kernel, platform=FFI_PLATFORM[platform], allow_cuda_graph=may_be_recorded
             )
             _named[key] = name
         return _named[key]
@@ -76,7 +76,7 @@ def _cpu(problem: ConvProblem) -> tvm_ffi.Function:
         return tvm_ffi.convert(kernel)
 
     def called(first: Any, second: Any, out: Any) -> None:
-        with _ending.call():
+        with ending.call():
             threads.run(kernel, first, second, out)
 
     return tvm_ffi.convert(called)
@@ -119,8 +119,8 @@ class _Ending:
             time.sleep(0.01)
 
 
-_ending = _Ending()
-atexit.register(_ending.wait)
+ending = _Ending()
+atexit.register(ending.wait)
 
 
 def _cuda(problem: ConvProblem, options: Options) -> tuple[tvm_ffi.Function, bool]:

@@ -250,6 +250,17 @@ def _negative_size() -> Any:
     return relax.VirtualMachine(made, tvm.cpu())["main"](numbers)
 
 
+def _wider_object() -> Any:
+    from flax import nnx
+
+    from relay_wgrad.jax import optimize
+
+    def adds(layer: Any) -> None:
+        layer.more = nnx.Param(np.zeros(3))
+
+    return optimize(adds)(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+
+
 def _groups() -> Any:
     x = relax.Var("x", R.Tensor((2, 30, 6, 6), "float32"))
     w = relax.Var("w", R.Tensor((30, 7, 3, 3), "float32"))
@@ -337,6 +348,8 @@ PROBES = [
     (TRAINING, "labels that are not integers", "float64", lambda: _data(labels=np.zeros(4))),
     (TRAINING, "and others of the file's batch are refused", "it wants a number",
      _indices_of_a_batch),
+    ("docs/howto/jax.md", "one that adds parts to them is refused",
+     "adds or takes away parts of an nnx object", _wider_object),
     (TRAINING, "**What needs the number on import** is refused by name: another part of the batch",
      "a part of the batch is taken", lambda: imported(lambda x: x + x[0], batch="N")),
     (TRAINING, "parts other numbers than 1 from the rest (`x.shape[0] < 4`", "torch.export refuses",

@@ -1,0 +1,49 @@
+"""A function of TVM's as a call within XLA's programs: on XLA's stream, and nobody waits for it.
+
+Its results are copied to where XLA wants them, so that what lives how long is XLA's to know.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import tvm_ffi
+
+from .targets import FFI_PLATFORM, ending
+
+_numbers = itertools.count()
+
+
+def enqueued(
+    function: Callable[..., Sequence[Any]], results: Sequence[jax.ShapeDtypeStruct],
+    copy: Callable[[Any, Any], None], platform: str,
+) -> Callable[..., list[Any]]:  # fmt: skip
+    """A function of JAX's arrays, that `jax.jit` takes.
+
+    function : of tensors; it gives tensors like `results`, which it may write over in its next
+        call.  It runs for one caller at a time, and is kept until the process ends.
+    copy : gives the current stream a copy, of (to, source).
+    platform : "cpu" or "cuda".
+
+    Raises ModuleNotFoundError without jax-tvm-ffi.
+    """
+    import jax_tvm_ffi
+
+    lock, count = threading.Lock(), len(results)
+    name = f"relay_wgrad.whole.{next(_numbers)}"
+
+    def called(*tensors: Any) -> None:
+        given, places = tensors[: len(tensors) - count], tensors[len(tensors) - count :]
+        with ending.call(), lock:
+            for to, made in zip(places, function(*given), strict=True):
+                copy(to, made)
+
+    jax_tvm_ffi.register_ffi_target(
+        name, tvm_ffi.convert(called), platform=FFI_PLATFORM[platform], pass_owned_tensor=True
+    )
+    run = jax.jit(jax.ffi.ffi_call(name, list(results)))
+    return lambda *arrays: list(run(*arrays))
