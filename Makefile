@@ -77,7 +77,7 @@ memcheck:  ## where a GPU is: offloaded convolutions and kernels of our own unde
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m tests.gpu.memcheck ordered
 
-bench: $(STAMP)  ## the CPU kernels against PyTorch
+bench: $(STAMP)  ## the CPU kernels against PyTorch, in under five minutes
 	$(BIN)/python -m benchmarks cpu convolutions --quick
 
 clean:  ## remove what these targets have made

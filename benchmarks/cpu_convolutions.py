@@ -8,7 +8,10 @@ time of some rounds counts, and every timed result is checked.  The suite `produ
 matrix products: layers' forward ones, x wᵀ, their gradients, and those of attention, in modules
 compiled by `cpu_pipeline`, transposes and all.
 
---quick: the layers of each suite that take a twentieth of its work or more, and fewer rounds.
+--quick: the layers of each suite that take a twentieth of its work or more, those that take most
+first and the suites in turn, fewer rounds, and no row is begun after four minutes.  Where others
+use the machine a time may be a disturbed call's: a row whose times no second turn has confirmed
+says so.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import tvm_ffi
 from tvm import relax
 
 import relay_wgrad
-from benchmarks.cpu_timing import best
+from benchmarks.cpu_timing import LONGEST, best
 from benchmarks.gpu_timing import by_torch
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from legalize import cpu
@@ -71,8 +74,9 @@ ATTENTIONS = {
     "swin_t": ((1536, 49, 49, 32), (1536, 49, 32, 49)),
 }
 
-# (rounds, target) -> a row.
-Measured = Callable[[int, tvm.target.Target], Row]
+QUICK = 4.0  # minutes
+# (rounds, seconds that they may take, target) -> a row.
+Measured = Callable[[int, float, tvm.target.Target], Row]
 
 
 def layers(name: str, batch: int, layout: str) -> list[Layer]:
@@ -87,26 +91,36 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
     if args.threads:
         os.environ["TVM_NUM_THREADS"] = str(args.threads)
     threads = configure_threads()
-    for name in args.suite:
-        found: list[tuple[str, float, Measured]] = []
-        total = 0.0
-        if name == PRODUCTS:
-            for network in dict.fromkeys((*LAYERS, *ATTENTIONS)):
-                for what, shapes, turned in products(network):
-                    call = partial(measure_product, network, shapes, turned)
-                    found.append((f"{network}, {what}", _work(shapes, turned), call))
-                    total += found[-1][1]
-        for layout in args.layouts if name != PRODUCTS else ():
-            for layer in layers(name, args.batch, layout):
-                work = layer.count * layer.problem.flop
-                total += work
-                found += [(problem.repro(), work, partial(measure, layer, problem))
-                          for problem in layer.problems(args.kinds)]  # fmt: skip
-        for text, work, call in found:
-            if not args.quick or work >= total / 20:
-                key = {"suite": name, "problem": text, "threads": threads,
-                       "winograd": not args.no_winograd}  # fmt: skip
-                yield Case(key, call)
+    found = [one for name in args.suite for one in _cases(name, args, threads)]
+    if args.quick:
+        args.time_budget = min(args.time_budget, QUICK)
+        found.sort(key=lambda one: one[0])
+    for _, case in found:
+        yield case
+
+
+def _cases(suite: str, args: argparse.Namespace, threads: int) -> Iterator[tuple[int, Case]]:
+    """(how many layers of the suite come before it, a case)."""
+    found: list[tuple[str, float, Measured]] = []
+    total = 0.0
+    if suite == PRODUCTS:
+        for network in dict.fromkeys((*LAYERS, *ATTENTIONS)):
+            for what, shapes, turned in products(network):
+                call = partial(measure_product, network, shapes, turned)
+                found.append((f"{network}, {what}", _work(shapes, turned), call))
+                total += found[-1][1]
+    for layout in args.layouts if suite != PRODUCTS else ():
+        for layer in layers(suite, args.batch, layout):
+            work = layer.count * layer.problem.flop
+            total += work
+            found += [(problem.repro(), work, partial(measure, layer, problem))
+                      for problem in layer.problems(args.kinds)]  # fmt: skip
+    works = sorted({work for _, work, _ in found}, reverse=True)
+    for text, work, call in found:
+        if not args.quick or work >= total / 20:
+            key = {"suite": suite, "problem": text, "threads": threads,
+                   "winograd": not args.no_winograd}  # fmt: skip
+            yield works.index(work), Case(key, call)
 
 
 def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
@@ -119,7 +133,7 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
                    "copy_gbytes": most.bytes / 1e9}  # fmt: skip
 
     def one(case: Case) -> Row:
-        row = case.what(3 if args.quick else args.rounds, target)
+        row = case.what(*((3, 2.0) if args.quick else (args.rounds, LONGEST)), target)
         return row | {
             "ratio": row["ms"] / row["torch_ms"],
             "fma_share": row["gflops"] / args.found["fma_gflops"],
@@ -129,7 +143,9 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     return one
 
 
-def measure(layer: Layer, problem: ConvProblem, rounds: int, target: tvm.target.Target) -> Row:
+def measure(
+    layer: Layer, problem: ConvProblem, rounds: int, longest: float, target: tvm.target.Target
+) -> Row:
     """Times of one problem of a layer, ours and PyTorch's; a reason if the results disagree."""
     a, b = random_operands(problem, np.random.default_rng(0))
     result = problem.roles[2]
@@ -156,12 +172,12 @@ def measure(layer: Layer, problem: ConvProblem, rounds: int, target: tvm.target.
         theirs.append(by_torch(problem, tensors, layer.transposed))
     want = theirs[0]().contiguous().numpy()
     error = relative_error(_canonical(problem, result, out.numpy()), want.astype(np.float64))
-    ours, *others = best([lambda: kernel(*operands, out), *theirs], rounds)
+    (ours, *others), is_confirmed = best([lambda: kernel(*operands, out), *theirs], rounds, longest)
     most = _SLACK * tolerance(problem) + _WINOGRAD
     return {
         "layer": layer.name, "count": layer.count, "kind": problem.kind.value,
         "layout": problem.data_layout, "batch": problem.n, "compile_s": compiled,
-        "extra_bytes": extra_bytes(function),
+        "extra_bytes": extra_bytes(function), "confirmed": is_confirmed,
         **_figures(error, most, ours, min(others), problem.flop, problem.bytes),
     }  # fmt: skip
 
@@ -195,8 +211,9 @@ def _work(shapes: tuple[Any, ...], turned: str) -> float:
 
 
 def measure_product(
-    network: str, shapes: tuple[Any, ...], turned: str, rounds: int, target: tvm.target.Target
-) -> Row:
+    network: str, shapes: tuple[Any, ...], turned: str, rounds: int, longest: float,
+    target: tvm.target.Target,
+) -> Row:  # fmt: skip
     """Times of a product, ours and PyTorch's."""
     start = time.perf_counter()
     built = tvm.compile(product(shapes, "float32", turned), target, relax_pipeline=cpu_pipeline())
@@ -209,11 +226,11 @@ def measure_product(
               for n, x in zip("ab", given, strict=True)]  # fmt: skip
     want = (theirs[0].double() @ theirs[1].double()).numpy()
     error = relative_error(run(*ours).numpy(), want)
-    times = best([lambda: run(*ours), lambda: theirs[0] @ theirs[1]], rounds)
+    times, is_confirmed = best([lambda: run(*ours), lambda: theirs[0] @ theirs[1]], rounds, longest)
     moved = 4 * (want.size + sum(x.size for x in given))
     figures = _figures(error, _WRONG, *times, _work(shapes, turned), moved)
     return {"layer": network, "count": 1, "kind": "product", "compile_s": compiled,
-            "extra_bytes": 0, **figures}  # fmt: skip
+            "extra_bytes": 0, "confirmed": is_confirmed, **figures}  # fmt: skip
 
 
 def extra_bytes(function: tvm.tirx.PrimFunc) -> int:
@@ -250,7 +267,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
                 for x in ("ms", "torch_ms")
             )
             yield (
-                f"{name} {kind}, all layers as often as they occur: {ours:.1f} ms, PyTorch"
+                f"{name} {kind}, these layers as often as they occur: {ours:.1f} ms, PyTorch"
                 f" {theirs:.1f} ms, ratio {ours / theirs:.2f}"
             )
 
@@ -258,7 +275,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 BENCHMARK = Benchmark(
     cases, begin, suites=(*SUITES, VOLUMES, PRODUCTS), by=("kind",), summary=summary,
     options={
-        "quick": Option(False, "the layers that take most of the work, and fewer rounds"),
+        "quick": Option(False, "what takes most of the work, in four minutes"),
         "kinds": Option(KINDS, "", KINDS),
         "layouts": Option(("NHWC",), "", tuple(LAYOUTS)),
         "batch": Option(8, "images"),
@@ -271,6 +288,6 @@ BENCHMARK = Benchmark(
         ("kind",), ("layout",), ("times", "count"), ("ms", None, ".2f"),
         ("PyTorch", "torch_ms", ".2f"), ("ratio", None, ".2f"), ("GFLOP/s", "gflops", ".0f"),
         ("FMA", "fma_share", ".2f"), ("mem", "copy_share", ".2f"), ("error", None, ".0e"),
-        ("reason",),
+        ("confirmed", lambda row: None if row.get("confirmed", True) else "no"), ("reason",),
     ),
 )  # fmt: skip

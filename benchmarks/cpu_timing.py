@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Call = Callable[[], Any]
 
@@ -15,25 +15,32 @@ _TURN, _LEAST, _MOST = 0.01, 2, 20
 _PAUSE = 0.012
 # Where others use the machine a kernel's threads may share a core for as long as some turns: more
 # of them, up to so many times the rounds and for so many seconds, until two agree to some percent.
-_MORE, _LONGEST, _SAME = 6, 6.0, 1.03
+_MORE, LONGEST, _SAME = 6, 6.0, 1.03
 
 
-def best(candidates: Sequence[Call], rounds: int) -> list[float]:
-    """Shortest time of each in seconds.  They take turns; a turn's first call is not timed.
+class Times(NamedTuple):
+    """Shortest times of some candidates in seconds, and whether each was confirmed by another."""
+
+    seconds: list[float]
+    confirmed: bool
+
+
+def best(candidates: Sequence[Call], rounds: int, longest: float = LONGEST) -> Times:
+    """The shortest time of each.  They take turns; a turn's first call is not timed.
 
     After `rounds` turns of each all have more of them, until each one's shortest time is confirmed
-    by a second turn, or the limits are reached.
+    by a second turn, or the limits are reached, of which `longest` is in seconds.
     """
     turns: list[list[float]] = [[] for _ in candidates]
     begin = time.perf_counter()
     for number in range(_MORE * rounds):
         if number >= rounds and (
-            all(_is_confirmed(times) for times in turns) or time.perf_counter() - begin > _LONGEST
+            all(_is_confirmed(times) for times in turns) or time.perf_counter() - begin > longest
         ):
             break
         for call, times in zip(candidates, turns, strict=True):
             times.append(_turn(call))
-    return [min(times) for times in turns]
+    return Times([min(times) for times in turns], all(map(_is_confirmed, turns)))
 
 
 def _turn(call: Call) -> float:
