@@ -25,8 +25,11 @@ def with_objects(
     if nnx is None:
         return run(function, *args, **kwargs)
 
+    # Not what nnx calls nodes, of which JAX's own references are some.
+    kinds = (nnx.Variable, getattr(nnx, "Pytree", nnx.Object))
+
     def is_object(x: Any) -> bool:
-        return isinstance(x, nnx.Variable) or nnx.graph.is_graph_node(x)
+        return isinstance(x, kinds)
 
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_object)
     objects = [leaf for leaf in leaves if is_object(leaf)]

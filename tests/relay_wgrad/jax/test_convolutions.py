@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def test_mutable_references() -> None:
     """They are written to once; functions within that are given one stay as they are."""
     if not hasattr(jax, "new_ref"):
         pytest.skip("this JAX has no references")
+    import_module("flax.nnx")  # for which they are objects too
 
     def counted(count: Any, x: Any) -> Any:
         count[...] = count[...] + 1
