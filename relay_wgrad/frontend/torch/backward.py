@@ -102,16 +102,17 @@ def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
     kernel, strides, padding, dilation = pool_window(call, 2, 3)
     call.arg(7)
     dy, x = call.args[0], call.args[1]
-    n, c, d, h, w = shape_of(x)
+    n, c, d, *_ = shape_of(x)
     p = shape_of(dy)
-    planes = ctx.emit(op.reshape(x, (n, c * d, h, w)))
+    shape = layers.planes(shape_of(x), kernel[1], strides[1], [padding[1]])
+    planes = ctx.emit(op.reshape(x, shape))
     pads = padding[1:] * 2
     pooled = layers.max_pool(ctx, planes, kernel[1:], strides[1:], pads, call.args[6])
     columns = ctx.emit(op.reshape(pooled, (n, c, d, math.prod(p[3:]))))
     grad = ctx.emit(op.reshape(dy, (n, c, p[2], math.prod(p[3:]))))
     along_d = [kernel[0], 1], [strides[0], 1], [padding[0], 0], [dilation[0], 1]
     of_columns = _of_maxima(ctx, grad, columns, *along_d, call.args[6])
-    grad = ctx.emit(op.reshape(of_columns, (n, c * d, *p[3:])))
+    grad = ctx.emit(op.reshape(of_columns, shape_of(pooled)))
     in_planes = kernel[1:], strides[1:], padding[1:], dilation[1:]
     made = _of_maxima(ctx, grad, planes, *in_planes, call.args[6])
     return ctx.emit(op.reshape(made, shape_of(x)))
@@ -337,6 +338,7 @@ BACKWARD: dict[str, Builder] = {
     "select_backward.default": _select_backward,
     "slice_backward.default": _slice_backward,
     "relay_wgrad::max_pool2d_backward.default": _max_pool2d_backward,
+    "relay_wgrad::max_pool3d_backward.default": _max_pool3d_backward,
     "relay_wgrad::upsample.default": _own_resampled,
     "relay_wgrad::upsample_backward.default": _own_resampled_backward,
     **{name: filled(value, place, stored=False) for name, (value, place) in _FILLED.items()},
