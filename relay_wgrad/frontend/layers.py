@@ -157,6 +157,18 @@ def _check_window(sizes: Ints, kernel: Ints, padding: Ints) -> None:
 Pool = Callable[[Any, Ints, Ints, Ints], Any]
 
 
+def planes(shape: Any, kernel: int, stride: int, padding: Any) -> tuple[Any, ...]:
+    """The images (N, C, H, W) as which a volume (N, C, D, H, W) is pooled along H and W, by the
+    window's part along H.
+
+    Where windows tile H those of all planes do, one under another, and channels stay an axis, which
+    may be the last in memory; else the planes are channels.
+    """
+    n, c, d, h, w = shape
+    tiled = kernel == stride and not any(padding) and h % kernel == 0
+    return (n, c, d * h, w) if tiled else (n, c * d, h, w)
+
+
 def _any_rank(
     ctx: Context, x: Any, kernel: Ints, strides: Ints, padding: Ints, of_images: Pool
 ) -> Any:
@@ -169,10 +181,11 @@ def _any_rank(
         return flat(
             ctx, of_images(lifted(ctx, x), (1, *kernel), (1, *strides), (0, before, 0, after))
         )
-    n, c, d, h, w = shape_of(x)
-    planes = ctx.emit(op.reshape(x, (n, c * d, h, w)))
-    made = of_images(planes, kernel[1:], strides[1:], (*padding[1:3], *padding[4:]))
-    p, q = shape_of(made)[2:]
+    n, c, d, *_ = shape_of(x)
+    pads = (*padding[1:3], *padding[4:])
+    shape = planes(shape_of(x), kernel[1], strides[1], pads[::2])
+    made = of_images(ctx.emit(op.reshape(x, shape)), kernel[1:], strides[1:], pads)
+    p, q = math.prod(shape_of(made)[1:3]) // (c * d), shape_of(made)[3]
     columns = ctx.emit(op.reshape(made, (n, c, d, p * q)))
     out = of_images(columns, (kernel[0], 1), (strides[0], 1), (padding[0], 0, padding[3], 0))
     return ctx.emit(op.reshape(out, (n, c, shape_of(out)[2], p, q)))

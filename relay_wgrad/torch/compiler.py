@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from .. import keys
 from ..ambient import outside
@@ -31,10 +32,14 @@ from .pooling import without_places
 from .programs import Choices, Turns, choices, compiled_at, drawn, replayed
 from .replayed import ALL
 from .reports import CompiledGraph, reported
+from .upsampling import whole_upsampling
 from .writes import keep_what_was_read, without_writes
 
 PROGRAMS = 16
 """Of one graph, for different sizes; the least recently called one goes."""
+
+WHOLE = (F.interpolate, F.group_norm, F.instance_norm)
+"""Of Dynamo's graph: what becomes an op of ours before PyTorch's tracing takes it apart."""
 
 ONLY = ("", "convolutions")
 MODES = (None, "default", "reduce-overhead")
@@ -107,15 +112,17 @@ def backend(
 
         return compile_rest(graph, example_inputs, name)
     notes: tuple[str, ...] = ()
-    if has_norms(example_inputs):
+    if any(node.target in WHOLE for node in graph.graph.nodes):
         whole = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-        notes = tuple(whole_groups(whole.graph))
+        whole_upsampling(whole.graph)
+        if has_norms(example_inputs):
+            notes = tuple(whole_groups(whole.graph))
         whole.recompile()
         try:
             return _traced(name, graphs, whole, example_inputs, notes)
         except Exception as error:  # of any kind: a view of what PyTorch would have put in order
             why = " ".join(str(error).split())
-            notes = (f"no group or instance normalization is one operator: {why:.300}",)
+            notes = (f"interpolation and norms of groups are taken apart: {why:.300}",)
     return _traced(name, graphs, graph, example_inputs, notes)
 
 

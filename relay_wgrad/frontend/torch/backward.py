@@ -102,16 +102,17 @@ def _max_pool3d_backward(ctx: Context, call: Call) -> Any:
     kernel, strides, padding, dilation = pool_window(call, 2, 3)
     call.arg(7)
     dy, x = call.args[0], call.args[1]
-    n, c, d, h, w = shape_of(x)
+    n, c, d, *_ = shape_of(x)
     p = shape_of(dy)
-    planes = ctx.emit(op.reshape(x, (n, c * d, h, w)))
+    shape = layers.planes(shape_of(x), kernel[1], strides[1], [padding[1]])
+    planes = ctx.emit(op.reshape(x, shape))
     pads = padding[1:] * 2
     pooled = layers.max_pool(ctx, planes, kernel[1:], strides[1:], pads, call.args[6])
     columns = ctx.emit(op.reshape(pooled, (n, c, d, math.prod(p[3:]))))
     grad = ctx.emit(op.reshape(dy, (n, c, p[2], math.prod(p[3:]))))
     along_d = [kernel[0], 1], [strides[0], 1], [padding[0], 0], [dilation[0], 1]
     of_columns = _of_maxima(ctx, grad, columns, *along_d, call.args[6])
-    grad = ctx.emit(op.reshape(of_columns, (n, c * d, *p[3:])))
+    grad = ctx.emit(op.reshape(of_columns, shape_of(pooled)))
     in_planes = kernel[1:], strides[1:], padding[1:], dilation[1:]
     made = _of_maxima(ctx, grad, planes, *in_planes, call.args[6])
     return ctx.emit(op.reshape(made, shape_of(x)))
@@ -178,13 +179,33 @@ def _resampled(rank: int, backward: bool) -> Builder:
         given = [call.arg(i, a.default_value) for i, a in enumerate(schema.arguments)]
         before = [int(v) for v in (given[2] if backward else call.values[0].shape)][-rank:]
         flags, scales = given[2 + backward : -rank], given[-rank:]
-        matrices = interpolation(
-            schema.name.removeprefix("aten::").removesuffix("_backward"), before,
-            ints(call.args[1], rank), flags, scales, pytorch().float64,
-        )  # fmt: skip
+        name = schema.name.removeprefix("aten::").removesuffix("_backward")
+        size = ints(call.args[1], rank)
+        matrices = interpolation(name, before, size, flags, scales, pytorch().float64)
         return (_transposed if backward else along)(ctx, call.args[0], matrices)
 
     return build
+
+
+def _own_resampled(ctx: Context, call: Call) -> Any:
+    """Of `relay_wgrad.torch.upsampling`: (x, ATen's name, sizes, align_corners, scales)."""
+    x, name, size, flag, scales = call.args[:5]
+    return along(ctx, x, _matrices(name, shape_of(x), size, flag, scales))
+
+
+def _own_resampled_backward(ctx: Context, call: Call) -> Any:
+    """Its gradient: (dy, ATen's name, sizes, x's shape, align_corners, scales)."""
+    dy, name, size, shape, flag, scales = call.args[:6]
+    return _transposed(ctx, dy, _matrices(name, shape, size, flag, scales))
+
+
+def _matrices(name: str, shape: Any, size: Any, flag: Any, scales: Any) -> list[Array]:
+    rank = len(size)
+    before = [int(v) for v in shape][-rank:]
+    flags = [] if "nearest" in name else [flag]
+    given = [*scales] or [None] * rank
+    made = interpolation(name, before, ints(size, rank), flags, given, pytorch().float64)
+    return list(made)
 
 
 def _border_backward(mode: str) -> Builder:
@@ -317,6 +338,9 @@ BACKWARD: dict[str, Builder] = {
     "select_backward.default": _select_backward,
     "slice_backward.default": _slice_backward,
     "relay_wgrad::max_pool2d_backward.default": _max_pool2d_backward,
+    "relay_wgrad::max_pool3d_backward.default": _max_pool3d_backward,
+    "relay_wgrad::upsample.default": _own_resampled,
+    "relay_wgrad::upsample_backward.default": _own_resampled_backward,
     **{name: filled(value, place, stored=False) for name, (value, place) in _FILLED.items()},
     **{f"{name}.default": _resampled(rank, False) for name, rank in _RESAMPLING.items()},
     **{f"{name}_backward.default": _resampled(rank, True) for name, rank in _RESAMPLING.items()},
