@@ -33,6 +33,7 @@ def rehearse(way: str, alone: int | None = None) -> None:
     assert [len(of) for of in row["rounds"]["together"]] == [parallel_ways.ROUNDS] * 2
 
 
+@pytest.mark.longer("two processes that compile networks")
 def test_a_row_is_rehearsed() -> None:
     rehearse("eager", alone=4)
 

@@ -85,6 +85,7 @@ def test_check_of_aot() -> None:
     assert 0 < row["worst"] < 1e-9
 
 
+@pytest.mark.longer("compiles a network three times")
 @pytest.mark.usefixtures("registered", "small")
 def test_check(monkeypatch: pytest.MonkeyPatch) -> None:
     row: dict[str, Any] = {}

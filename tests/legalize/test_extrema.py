@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 DTYPES = ("float16", "bfloat16", "float32", "float64", *WHOLE)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("pipeline", ["default", "ours"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_special_values(dtype: str, pipeline: str) -> None:

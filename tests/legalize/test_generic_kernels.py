@@ -182,6 +182,7 @@ def test_cuda_tiles_and_splits(kind: ConvKind, tile: gemm.Tile) -> None:
     assert wrong(funcs, [p for p, _ in cases]) == []
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_cuda_direct_kernel(kind: ConvKind) -> None:
     line = "n=3 c=6 h=13 w=12 k=12 r=3 s=2 stride=2,1 pad=1,1,1,1 groups=6"

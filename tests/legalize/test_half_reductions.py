@@ -66,6 +66,7 @@ surface=relax op=take mode=gradient dtype=float16 n=4096 fill=ones
 surface=relax op=bias mode=gradient dtype=float16 n=70000 fill=ones"""
 
 
+@pytest.mark.share(3)
 @pytest.mark.longer_cases(
     "surface=relay op=max mode=grad",
     "surface=relay op=nn.log_softmax mode=grad",

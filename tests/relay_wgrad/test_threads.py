@@ -225,6 +225,7 @@ print(tvm.get_global_func("runtime.NumThreads")(), os.sched_getaffinity(0) == al
 """
 
 
+@pytest.mark.share(2)
 @pytest.mark.longer_cases(
     "-none", "cores.", "threads.", why="a process of TVM each; no limit and a list of them stay"
 )

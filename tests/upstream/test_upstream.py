@@ -121,6 +121,7 @@ def test_a_crash_is_its_tests_failure_and_the_rest_runs(tmp_path: Path) -> None:
     assert got["test_crash"][1] == "crash: SIGSEGV"
 
 
+@pytest.mark.longer("waits for a time limit")
 def test_a_test_that_does_not_end_fails_alone(tmp_path: Path) -> None:
     got = outcomes(checkout(tmp_path, test_it=SLOW), "test_it.py", timeout=2)
     assert got == {"test_slow": ("failed", "no end in 2 s"), "test_after": ("passed", "")}

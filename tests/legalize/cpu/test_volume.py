@@ -51,6 +51,7 @@ def test_kernels(kind: ConvKind) -> None:
     assert wrong([cpu.prim_func(p, FAST) for p in given], given) == []
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_expression(kind: ConvKind) -> None:
     given = problems(kind, 6, 4)

@@ -33,6 +33,7 @@ def error(got: Any, want: Any) -> float:
     return float(jnp.linalg.norm(jnp.ravel(got - want)) / jnp.linalg.norm(jnp.ravel(want)))
 
 
+@pytest.mark.longer("XLA compiles each of them; training steps have loops too")
 def test_loops_branches_and_functions_within_are_rewritten() -> None:
     @jax.checkpoint
     def block(x: Any, w: Any) -> Any:
@@ -377,6 +378,7 @@ def deep(conv: Any) -> Any:
     return loss
 
 
+@pytest.mark.longer("whole training steps")
 def test_donated_weights() -> None:
     """Each step's weights take the place of those before."""
 
@@ -400,6 +402,7 @@ def test_donated_weights() -> None:
     assert error(last, wanted) < 1e-12
 
 
+@pytest.mark.longer("the random ones have vmap too")
 def test_gradients_of_each_sample() -> None:
     """`vmap` of `grad` of what is scanned and recomputed, and its own gradient."""
     weights = jnp.asarray(RNG.standard_normal((2, 6, 6, 3, 3)) * 0.1)

@@ -23,6 +23,7 @@ SIZES = {
 CONVOLUTIONS = {"resnet18": 20, "unet": 8, "wavenet": 14}
 
 
+@pytest.mark.share(2)
 @pytest.mark.longer_cases("resnet18", "unet-step", "wavenet-loss", why="XLA compiles both sides")
 @pytest.mark.parametrize("whole", [False, True], ids=["loss", "step"])
 @pytest.mark.parametrize("name", SIZES)

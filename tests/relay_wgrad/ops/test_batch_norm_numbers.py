@@ -93,7 +93,7 @@ def test_values_and_gradients(case: Case) -> None:
 @pytest.mark.longer_cases(
     "Case(shape=(3, 2, 3, 2), dtype='float64', axis=1, activation='relu', residual=True"
 )
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("case", ORDER_TWO, ids=str)
 def test_second_order(case: Case) -> None:
     values = case.values()

@@ -97,6 +97,7 @@ def test_bits(steps: Any, ran: list[int]) -> None:
     assert ran == [0, 1, 2] * 4 + [0] * 4
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("options", [{"checkpoint": "auto"}, {"loss": "cross_entropy"}], ids=str)
 def test_bits_with_options(options: dict[str, Any]) -> None:
     found = []

@@ -278,7 +278,7 @@ def test_compiled_here_is_reported() -> None:
     assert any("instance_norm is not one operator: it has running statistics" in n for n in notes)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("groups", [0, 2, 4])
 @pytest.mark.parametrize(
     "activation",

@@ -47,6 +47,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     torch._dynamo.reset()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", CASES)
 def test_whole_and_right(name: str, graphs: list[list[str]]) -> None:
     shape, how, is_ours = CASES[name]

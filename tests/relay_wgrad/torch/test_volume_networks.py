@@ -68,12 +68,14 @@ def check(module: nn.Module, model: Any, given: list[torch.Tensor]) -> None:
         assert error <= max(3 * usual, 1e-5), (tuple(one.shape), error, usual)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_training_step(kind: str) -> None:
     module, given = made(kind)
     check(module, rt.TrainingStep(module, given), given)
 
 
+@pytest.mark.longer("whole networks; single norms stay")
 @pytest.mark.longer_cases("plain", why="the residual one has all that it has")
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_torch_compile(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,15 +19,12 @@ from tests.support.training_models import residual_net
 
 DAILY = (
     "fifty_steps",
-    "accumulated",
     "sync_batch_norm",
     "sent_early",
-    "sent_in_order",
     "graphs",
     "not_finite",
     "saved",
     "full_disk",
-    "parameters_of_the_first",
 )
 LAST = ("one_is_killed", "one_is_killed_in_a_graph")  # nobody goes on after one of them
 

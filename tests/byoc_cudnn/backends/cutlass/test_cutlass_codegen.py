@@ -338,6 +338,7 @@ def _check_linked(library: Path, source: str, cases: list[str]) -> None:
     assert not set(names) & set(exported)
 
 
+@pytest.mark.longer("nvcc takes a quarter of a minute")
 def test_a_second_build_compiles_nothing(
     one: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ class Supervised(nn.Module):
         return sum(weight * self.loss(one, wanted) for weight, one, wanted in pairs)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("ignore", "batch_dice", "do_bg", "smooth"), [(None, True, False, 1e-5), (2, False, True, 1.0)]
 )

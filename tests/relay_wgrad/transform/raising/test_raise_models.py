@@ -51,7 +51,7 @@ def gradients() -> dict[tuple[str, int], tvm.IRModule]:
 
 
 @pytest.mark.longer_cases("resnet50-2-stock NHWC", "resnet50-1")
-@pytest.mark.share(5)
+@pytest.mark.share(10)
 @pytest.mark.parametrize("layout", ["NCHW", "stock NHWC", "our NHWC"])
 @pytest.mark.parametrize(("name", "batch"), CONVOLUTIONS)
 def test_all_of_a_network(gradients: Any, name: str, layout: str, batch: int) -> None:
