@@ -229,7 +229,7 @@ def by_torch(t: Tensors, groups: int, activation: str, summed: bool) -> dict[str
     return {n: v.numpy() for n, v in expected(given, *others, groups, activation).items()}
 
 
-@pytest.mark.share(15)
+@pytest.mark.share(5)
 @pytest.mark.parametrize(("dtype", "shape", "groups", "activation", "how"), GROUPED)
 def test_groups_and_activations(
     folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
