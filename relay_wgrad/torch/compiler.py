@@ -20,26 +20,23 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional as F
 
 from .. import keys
 from ..ambient import outside
 from ..frontend.gradient_graph import Result
 from ..frontend.torch.retracing import decompositions, inputs_of, lies_last, traced_strides
 from ..registry import is_registered, register
-from .norms import KEPT, whole_groups, whole_norms
+from .norms import GROUPS, KEPT, whole_norms
 from .pooling import without_places
 from .programs import Choices, Turns, choices, compiled_at, drawn, replayed
 from .replayed import ALL
 from .reports import CompiledGraph, reported
-from .upsampling import whole_upsampling
+from .upsampling import UPSAMPLING
+from .whole import made_whole
 from .writes import keep_what_was_read, without_writes
 
 PROGRAMS = 16
 """Of one graph, for different sizes; the least recently called one goes."""
-
-WHOLE = (F.interpolate, F.group_norm, F.instance_norm)
-"""Of Dynamo's graph: what becomes an op of ours before PyTorch's tracing takes it apart."""
 
 ONLY = ("", "convolutions")
 MODES = (None, "default", "reduce-overhead")
@@ -112,11 +109,11 @@ def backend(
 
         return compile_rest(graph, example_inputs, name)
     notes: tuple[str, ...] = ()
-    if any(node.target in WHOLE for node in graph.graph.nodes):
+    writers = {**UPSAMPLING, **GROUPS}
+    if any(node.target in writers for node in graph.graph.nodes):
         whole = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-        whole_upsampling(whole.graph)
-        if has_norms(example_inputs):
-            notes = tuple(whole_groups(whole.graph))
+        taken = writers if has_norms(example_inputs) else UPSAMPLING
+        notes = tuple(made_whole(whole.graph, taken))
         whole.recompile()
         try:
             return _traced(name, graphs, whole, example_inputs, notes)

@@ -13,7 +13,6 @@ a batch's of views of contiguous copies, and what PyTorch's decompositions make 
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from torch import library as torch_library
 from torch.nn import functional as F
 
 from ..ops.activations import ACTIVATIONS
+from .whole import Whole, Writer
 
 aten = torch.ops.aten
 _library = torch_library.Library("relay_wgrad", "FRAGMENT")
@@ -226,24 +226,8 @@ torch_library.register_autograd(
 )
 
 
-def whole_groups(graph: torch.fx.Graph) -> list[str]:
-    """Makes each group and instance normalization of Dynamo's graph `relay_wgrad::norm_train`, in
-    place; of each that is left as it is, why."""
-    left = []
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node.target not in (F.group_norm, F.instance_norm):
-            continue
-        given = inspect.signature(node.target).bind(*node.args, **node.kwargs)
-        given.apply_defaults()
-        why = _write_groups(graph, node, given.arguments)
-        left += [f"{node.name} is not one operator: {why}"] * bool(why)
-    return left
-
-
-def _write_groups(graph: torch.fx.Graph, node: Any, given: Mapping[str, Any]) -> str:
-    """Why not, or nothing."""
-    x, weight, bias = (given[name] for name in ("input", "weight", "bias"))
-    said, made = (n.meta.get("example_value") for n in (x, node))
+def _groups(given: Mapping[str, Any], said: Any, made: Any) -> Whole | str:
+    weight, bias = (given[name] for name in ("weight", "bias"))
     parameters = [n.meta.get("example_value") for n in (weight, bias) if n is not None]
     if not all(isinstance(v, torch.Tensor) for v in (said, made, *parameters)):
         return "PyTorch says nothing of its operands"
@@ -257,17 +241,11 @@ def _write_groups(graph: torch.fx.Graph, node: Any, given: Mapping[str, Any]) ->
     if made.dtype not in _TAKEN or any(v.dtype not in _WIDE for v in parameters):
         types = ", ".join(str(v.dtype) for v in (made, *parameters))
         return f"its result and parameters are {types}"
-    op = torch.ops.relay_wgrad.norm_train.default
-    with graph.inserting_before(node):
-        if said.dtype != made.dtype:  # autocast's, which does not know our op
-            x = graph.call_method("to", (x, made.dtype))
-        args = (x, weight, bias, None, None, None, groups, 0.0, float(given["eps"]), "", 0.0)
-        whole = graph.call_function(op, args)
-        new = graph.call_function(operator.getitem, (whole, 0))
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
-    return ""
+    rest = (weight, bias, None, None, None, groups, 0.0, float(given["eps"]), "", 0.0)
+    return Whole(torch.ops.relay_wgrad.norm_train.default, rest, is_first=True)
+
+
+GROUPS: dict[Any, Writer] = {F.group_norm: _groups, F.instance_norm: _groups}
 
 
 # ---- finding them --------------------------------------------------------------------------------

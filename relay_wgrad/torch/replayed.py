@@ -18,6 +18,7 @@ import torch
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .kernels import FORMATS
 from .several import Copies, copy_each
 
 Addresses = AbstractSet[int]
@@ -199,10 +200,9 @@ class Replayed:
             stay = [i for i in range(len(args)) if i not in moving]
             self._known = [(i, asked[i]) for i in stay if i in self._private]
             fixed_places = [i for i in stay if i not in self._private]
-            orders = {4: torch.channels_last, 5: torch.channels_last_3d}
             lying: dict[Any, list[int]] = {}
             for i in fixed_places:
-                order = orders[args[i].dim()] if last[i] else torch.contiguous_format
+                order = FORMATS[args[i].dim() - 2] if last[i] else torch.contiguous_format
                 lying.setdefault(order, []).append(i)
             self._fixed = [
                 _Lying(some, [args[i].data_ptr() for i in some], order)

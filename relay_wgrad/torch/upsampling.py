@@ -7,13 +7,14 @@ each result is the sum of a few terms, forward and backward.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import library as torch_library
 from torch.nn import functional as F
+
+from .whole import Whole, Writer
 
 _LINEAR = {1: "upsample_linear1d", 2: "upsample_bilinear2d", 3: "upsample_trilinear3d"}
 _library = torch_library.Library("relay_wgrad", "FRAGMENT")
@@ -81,22 +82,12 @@ torch_library.register_autograd(
 )
 
 
-def whole_upsampling(graph: torch.fx.Graph) -> None:
-    """Makes each interpolation of Dynamo's graph `relay_wgrad::upsample`, in place; by cubics, with
-    antialiasing or of sizes unknown it is left to PyTorch."""
-    for node in list(graph.nodes):
-        if node.op == "call_function" and node.target is F.interpolate:
-            given = inspect.signature(F.interpolate).bind(*node.args, **node.kwargs)
-            given.apply_defaults()
-            _write(graph, node, given.arguments)
-
-
-def _write(graph: torch.fx.Graph, node: Any, given: Mapping[str, Any]) -> None:
-    x, factor, mode = given["input"], given["scale_factor"], given["mode"]
-    said, made = (n.meta.get("example_value") for n in (x, node))
+def _whole(given: Mapping[str, Any], said: Any, made: Any) -> Whole | str:
+    """By cubics, with antialiasing or of sizes unknown it is left to PyTorch."""
+    factor, mode = given["scale_factor"], given["mode"]
     known = isinstance(said, torch.Tensor) and isinstance(made, torch.Tensor)
     if not known or given["antialias"] or given["recompute_scale_factor"]:
-        return
+        return ""
     rank, shape = said.dim() - 2, [*said.shape, *made.shape]
     name = {
         "nearest": f"upsample_nearest{rank}d",
@@ -106,14 +97,11 @@ def _write(graph: torch.fx.Graph, node: Any, given: Mapping[str, Any]) -> None:
     factors = factor if isinstance(factor, (list, tuple)) else [factor] * rank
     numbers = [f for f in factors if f is not None]
     if name is None or not all(isinstance(n, int) for n in shape):
-        return
+        return ""
     if not all(isinstance(f, (int, float)) for f in numbers) or len(numbers) not in (0, rank):
-        return
-    with graph.inserting_before(node):
-        if said.dtype != made.dtype:  # autocast's, which does not know our op
-            x = graph.call_method("to", (x, made.dtype))
-        args = (x, name, [*made.shape[2:]], bool(given["align_corners"]), [*map(float, numbers)])
-        new = graph.call_function(torch.ops.relay_wgrad.upsample.default, args)
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
+        return ""
+    rest = (name, [*made.shape[2:]], bool(given["align_corners"]), [*map(float, numbers)])
+    return Whole(torch.ops.relay_wgrad.upsample.default, rest)
+
+
+UPSAMPLING: dict[Any, Writer] = {F.interpolate: _whole}
