@@ -31,6 +31,8 @@ os.environ.setdefault("RELAY_WGRAD_PROGRAMS", "0")
 if not os.environ.get("RELAY_WGRAD_CACHE"):
     os.environ["RELAY_WGRAD_CACHE"] = str(GOLDEN.parents[1] / ".pytest_cache" / "relay-wgrad")
 
+_UNOPTIMIZED = "--xla_backend_optimization_level=0"
+
 # How long a case takes says how busy the machine is.
 hypothesis.settings.register_profile("house", deadline=None)
 hypothesis.settings.load_profile("house")
@@ -40,6 +42,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write tests/golden anew, instead of comparing"
     )
+
+
+def _is_daily(config: pytest.Config) -> bool:
+    return "not longer" in config.option.markexpr
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What XLA compiles for CPUs, mostly what is compared with, is not optimized on each day."""
+    if _is_daily(config) and _UNOPTIMIZED not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_UNOPTIMIZED}".strip()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -129,8 +141,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """`make test` leaves LLVM's optimizations out where a test is of numbers; `make test-all`
     compiles all as for users.
     """
-    daily = "not longer" in item.config.option.markexpr
-    quick = daily and not item.nodeid.startswith(_CODE)
+    quick = _is_daily(item.config) and not item.nodeid.startswith(_CODE)
     with unoptimized_programs() if quick else nullcontext(), shallow_stacks():
         return (yield)
 

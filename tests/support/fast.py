@@ -16,6 +16,7 @@ import pytest
 import tvm
 from tvm.target import Target
 
+from byoc_cudnn.building import toolchain
 from relay_wgrad.building import program
 
 FAST = Target({"kind": "llvm", "opt-level": 0})
@@ -24,7 +25,8 @@ _NEAR = 4  # frames whose lines TVM's parser may read: its own, a class, and wha
 
 @contextmanager
 def unoptimized_programs() -> Iterator[None]:
-    """While inside, the package's programs for CPUs are compiled so, whatever their targets say.
+    """While inside, the package's programs for CPUs are compiled so, whatever their targets say,
+    and so are the libraries' host code in C++.
 
     Kernels are chosen, scheduled and lowered for the target as it is.
     """
@@ -35,6 +37,7 @@ def unoptimized_programs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(program, "objects", quick)
+        monkeypatch.setattr(toolchain, "OPTIMIZATION", "-O0")
         yield
 
 
