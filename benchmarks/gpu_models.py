@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from benchmarks.network_zoo import torchvision_models
-from benchmarks.plain_networks import CLASSES, UNet, VolumeUNet
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from tests.support.torch.onnx_module import OnnxModule
+from tests.support.torch.plain_networks import CLASSES, UNet, VolumeUNet
 
 TORCHVISION = (
     "resnet50", "mobilenet_v2", "efficientnet_b0", "vgg16", "densenet121", "squeezenet1_1",
