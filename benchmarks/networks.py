@@ -40,7 +40,7 @@ import byoc_cudnn
 import relay_wgrad
 from benchmarks import child, network_zoo
 from benchmarks.errors import far_from, furthest, norm
-from benchmarks.network_zoo import BATCH, Loss, build, tensors_of, torchvision_models
+from benchmarks.network_zoo import BATCH, Loss, build, tensors_of
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row, reason
 from byoc_cudnn.report import PRODUCT
 from relay_wgrad import keys
@@ -336,7 +336,6 @@ MODES = {
 
 def row(mode: str, name: str) -> dict[str, Any]:
     """The facts of a network, in a process of its own; those before a failure, and its reason."""
-    torchvision_models()
     relay_wgrad.register()
     found: dict[str, Any] = {}
     try:
