@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
+import runpy
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,25 +27,15 @@ from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer, state
 
-ROOT = Path(__file__).parent.parent
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
 LR, MOMENTUM = 0.02, 0.9
-
-
-def example() -> ModuleType:
-    """examples/digits.py."""
-    spec = importlib.util.spec_from_file_location("digits", ROOT / "examples" / "digits.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Task:
     """What is learned: a network at its start, batches, images that are held back."""
 
     def __init__(self, seed: int, path: str | None) -> None:
-        self.digits = example()
+        self.digits = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
         torch.manual_seed(seed)
         self.module: torch.nn.Module = self.digits.network()
         images, labels = self.digits.digits(path)
