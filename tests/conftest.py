@@ -1,4 +1,8 @@
-"""Fixtures that all tests share."""
+"""Fixtures that all tests share.
+
+TVM is imported in functions: xdist's own process, which the others wait for, reads this file and
+runs no test.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,8 @@ import hypothesis
 import pytest
 
 import relay_wgrad
-from byoc_cudnn import BACKENDS
-from byoc_cudnn.backends.base import rows_of
-from byoc_cudnn.backends.cudnn import check as cudnn
-from byoc_cudnn.decision import Decision
-from relay_wgrad.problem import ConvProblem
 from tests.support import children
-from tests.support.fast import shallow_stacks, unoptimized_programs
+from tests.support.stacks import shallow_stacks
 
 GOLDEN = Path(__file__).parent / "golden"
 # What tests compile for CPUs is kept beside what pytest keeps; as kernels alone, since tests put
@@ -141,6 +140,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """`make test` leaves LLVM's optimizations out where a test is of numbers; `make test-all`
     compiles all as for users.
     """
+    from tests.support.fast import unoptimized_programs
+
     quick = _is_daily(item.config) and not item.nodeid.startswith(_CODE)
     with unoptimized_programs() if quick else nullcontext(), shallow_stacks():
         return (yield)
@@ -218,8 +219,11 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.fixture
 def any_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's epilogues for every problem, for tests of how chains of ops are found and taken."""
+    from byoc_cudnn import BACKENDS
+    from byoc_cudnn.backends.base import rows_of
+    from byoc_cudnn.backends.cudnn import check as cudnn
 
-    def accepts(problem: ConvProblem, epilogue: str) -> Decision:
+    def accepts(problem: Any, epilogue: str) -> Any:
         known = epilogue in cudnn.EPILOGUES[problem.kind]
         return cudnn.check(problem, "" if known else epilogue)
 
