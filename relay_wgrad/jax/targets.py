@@ -69,7 +69,7 @@ def _cpu(problem: ConvProblem) -> tvm_ffi.Function:
     from ..building.program import compiled_functions
 
     serial = problem.flop < threads.SERIAL_FLOP
-    target = cpu.host_target(1 if serial else None, allow_winograd=False)
+    target = cpu.host_target(1 if serial else None)
     module = tvm.IRModule({"main": cpu.prim_func(problem, target)})
     kernel = compiled_functions(module, target, DiskCache())["main"]
     if serial:
