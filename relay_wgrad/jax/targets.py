@@ -12,6 +12,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -78,10 +79,15 @@ def lacking(problem: ConvProblem, platform: str) -> str:
 
 
 def build(problems: Iterable[ConvProblem], options: Options) -> None:
-    """What `named` would build of problems on CUDA, all beside each other."""
+    """What `named` would build of problems on CUDA, all beside each other; what cannot be built is
+    left to it to say."""
+    from byoc_cudnn.backends.cudnn.loaded import LIBRARY
     from byoc_cudnn.tuning import single_convolution
 
-    single_convolution.prefetch(problems, _compared(options), 0)
+    with ThreadPoolExecutor() as pool:
+        for library in (LIBRARY, single_convolution.TIMER):
+            pool.submit(library.module)
+        single_convolution.prefetch(problems, _compared(options), 0)
 
 
 def _compared(options: Options) -> dict[str, dict[str, Any]]:
