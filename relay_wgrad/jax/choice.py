@@ -19,7 +19,7 @@ from .. import __version__
 from ..building.disk_cache import DiskCache, key_of
 from ..problem import ConvProblem
 from .records import Options
-from .targets import PLATFORMS
+from .targets import FFI_PLATFORM, PLATFORMS
 
 _ALL = "cuda:all"
 _WORDS = (*PLATFORMS, _ALL)
@@ -95,7 +95,7 @@ def keep(problem: ConvProblem, options: Options, platform: str, made: Times) -> 
 
 def device_of(platform: str) -> jax.Device:
     """The one that times are taken on."""
-    return jax.local_devices(backend="cpu" if platform == "cpu" else None)[0]
+    return jax.local_devices(backend=FFI_PLATFORM[platform])[0]
 
 
 def _key(problem: ConvProblem, options: Options, platform: str) -> str:
