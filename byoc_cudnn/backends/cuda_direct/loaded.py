@@ -61,8 +61,8 @@ def convolution(problem: ConvProblem, options: Options, arch: int) -> Any:
     ToolchainError : if something has to be built, and what that needs is missing or fails.
     """
     kernel = choose(problem, (), options, arch)
-    module = LIBRARY.module()
-    return module[CONVOLUTION](*arguments(problem, kernel, address(kernel, arch)))
+    built = address(kernel, arch)  # before the library, for which other threads may wait
+    return LIBRARY.module()[CONVOLUTION](*arguments(problem, kernel, built))
 
 
 def plans() -> list[str]:
