@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -133,19 +134,20 @@ def _pytorch(here: Here, compiles: bool) -> Iterator[tuple[str, Train]]:
 class _Late:
     """An all-reduce that begins where it is waited for."""
 
-    def __init__(self, tensor: torch.Tensor, all_reduce: Any) -> None:
-        self._tensor, self._all_reduce = tensor, all_reduce
+    def __init__(self, all_reduce: Callable[[], Any]) -> None:
+        self._all_reduce = all_reduce
 
     def wait(self) -> None:
-        self._all_reduce(self._tensor)
+        self._all_reduce()
 
 
 @contextlib.contextmanager
 def _all_late() -> Iterator[None]:
     at_once: Any = dist.all_reduce
 
-    def late(tensor: torch.Tensor, *given: Any, async_op: bool = False, **more: Any) -> Any:
-        return _Late(tensor, at_once) if async_op else at_once(tensor, *given, **more)
+    def late(*given: Any, async_op: bool = False, **more: Any) -> Any:
+        call = partial(at_once, *given, **more)
+        return _Late(call) if async_op else call()
 
     with mock.patch.object(dist, "all_reduce", late):
         yield
