@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -133,19 +134,20 @@ def _pytorch(here: Here, compiles: bool) -> Iterator[tuple[str, Train]]:
 class _Late:
     """An all-reduce that begins where it is waited for."""
 
-    def __init__(self, tensor: torch.Tensor, all_reduce: Any) -> None:
-        self._tensor, self._all_reduce = tensor, all_reduce
+    def __init__(self, all_reduce: Callable[[], Any]) -> None:
+        self._all_reduce = all_reduce
 
     def wait(self) -> None:
-        self._all_reduce(self._tensor)
+        self._all_reduce()
 
 
 @contextlib.contextmanager
 def _all_late() -> Iterator[None]:
     at_once: Any = dist.all_reduce
 
-    def late(tensor: torch.Tensor, *given: Any, async_op: bool = False, **more: Any) -> Any:
-        return _Late(tensor, at_once) if async_op else at_once(tensor, *given, **more)
+    def late(*given: Any, async_op: bool = False, **more: Any) -> Any:
+        call = partial(at_once, *given, **more)
+        return _Late(call) if async_op else call()
 
     with mock.patch.object(dist, "all_reduce", late):
         yield
@@ -221,14 +223,31 @@ def exposed(nccl: Spans, others: Spans) -> float:
     return _total([*nccl, *others]) - _total(others)
 
 
+LONG_GAP = 5e-3
+"""Milliseconds between two kernels that are more than a graph's own."""
+
+
+def gaps(kernels: Iterable[tuple[float, float, str]]) -> Counter[str]:
+    """How long none ran, by the kernels before and after; short ones are one sum."""
+    found, end, before = Counter[str](), float("inf"), ""
+    for first, last, name in sorted(kernels):
+        gap = first - end
+        if gap > 0:
+            found[f"{before[:60]} .. {name[:60]}" if gap > LONG_GAP else "short"] += gap
+        if last > end or not before:
+            end, before = last, name
+    return found
+
+
 class Trace(NamedTuple):
-    """Of a step, in milliseconds: kernels by their names, when some kernel ran, NCCL's, and what of
-    these nothing else ran beside."""
+    """Of a step, in milliseconds: kernels by their names, when some kernel ran, NCCL's, what of
+    these nothing else ran beside, and when none ran (`gaps`)."""
 
     kernels: Counter[str]
     busy: float
     nccl: float
     exposed: float
+    gaps: Counter[str]
 
 
 def _traced(train: Train, here: Here) -> Trace:
@@ -237,7 +256,7 @@ def _traced(train: Train, here: Here) -> Trace:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         train(TRACED)
         wait(here.device)
-    nccl, others, kernels = Spans(), Spans(), Counter[str]()
+    nccl, others, kernels, named = Spans(), Spans(), Counter[str](), []
     for event in profiler.profiler.kineto_results.events():
         is_kernel = not event.name().startswith(("Memcpy", "Memset"))
         if is_kernel and event.device_type() == torch.autograd.DeviceType.CUDA:
@@ -245,8 +264,14 @@ def _traced(train: Train, here: Here) -> Trace:
             some = nccl if "nccl" in event.name().lower() else others
             some.append((start, start + length))
             kernels[event.name()] += length / TRACED
+            named.append((start, start + length, event.name()))
     found = (_total([*nccl, *others]), _total(nccl), exposed(nccl, others))
-    return Trace(kernels, *(ms / TRACED for ms in found))
+    between = Counter({name: ms / TRACED for name, ms in gaps(named).items()})
+    return Trace(kernels, *(ms / TRACED for ms in found), between)
+
+
+def _longest(some: Counter[str]) -> dict[str, float]:
+    return {name: round(ms, 3) for name, ms in some.most_common(8)}
 
 
 def _growth(traces: dict[str, Trace]) -> dict[str, Any]:
@@ -258,6 +283,7 @@ def _growth(traces: dict[str, Trace]) -> dict[str, Any]:
         "busy_ms": together.busy, "busy_alone_ms": alone.busy, "nccl_ms": together.nccl,
         "exposed_ms": together.exposed,
         "more_ms": {name[:80]: round(ms, 3) for name, ms in more.most_common(16)},
+        "gaps_ms": {name: _longest(trace.gaps) for name, trace in traces.items()},
     }  # fmt: skip
 
 
