@@ -8,8 +8,9 @@ the speed of all over that of as many alone.  With `--batch 128 --alone 256` of 
 one batch in parts.
 
 `nccl_ms` are a step's milliseconds of NCCL's kernels, `exposed_ms` those in which no other kernel
-ran, `busy_ms` those in which some did, and `more_ms` what kernels take more together than alone, by
-their names (`benchmarks.parallel_ways`).
+ran, `busy_ms` those in which some did, `more_ms` what kernels take more together than alone, by
+their names, and `gaps_ms` when none ran, by the kernels before and after, alone and together
+(`benchmarks.parallel_ways`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import argparse
 import itertools
 import json
 import os
+import re
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +28,8 @@ from benchmarks import parallel_ways
 from benchmarks.parallel_ways import WAYS, Problem
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from tests.support.processes import run_ranks
+
+ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b(:|$)")
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -49,11 +54,25 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
         # Who failed by itself ended with 1; who was waiting for it was ended.
         failed = sorted((d for d in ended if d.returncode), key=lambda d: d.returncode != 1)
         if failed:
-            lines = failed[0].stderr.strip().splitlines() or ["no message"]
-            return {"reason": lines[-1 if failed[0].returncode == 1 else 0][:400]}
+            return {"reason": reason(failed[0].returncode, failed[0].stderr)}
         return dict(json.loads(ended[0].stdout.splitlines()[-1]))
 
     return one
+
+
+def reason(status: int, stderr: str) -> str:
+    """Why a process ended: its last error, or the signal and where it was by then; libraries warn
+    before and after."""
+    lines = [line.strip() for line in stderr.splitlines()]
+    errors = [line for line in lines if ERROR.match(line)]
+    if status > 0 and errors:
+        return errors[-1][:400]
+    # Python's faulthandler writes frames, the newest first.
+    frames = list(itertools.dropwhile(lambda line: not line.startswith("Current thread"), lines))
+    where = " < ".join(line.removeprefix("File ") for line in frames[1:5])
+    said = where or next(filter(None, reversed(lines)), "no message")
+    ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
+    return f"{ended}: {said}"[:400]
 
 
 BENCHMARK = Benchmark(

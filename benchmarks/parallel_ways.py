@@ -189,14 +189,31 @@ def exposed(nccl: Spans, others: Spans) -> float:
     return _total([*nccl, *others]) - _total(others)
 
 
+LONG_GAP = 5e-3
+"""Milliseconds between two kernels that are more than a graph's own."""
+
+
+def gaps(kernels: Iterable[tuple[float, float, str]]) -> Counter[str]:
+    """How long none ran, by the kernels before and after; short ones are one sum."""
+    found, end, before = Counter[str](), float("inf"), ""
+    for first, last, name in sorted(kernels):
+        gap = first - end
+        if gap > 0:
+            found[f"{before[:60]} .. {name[:60]}" if gap > LONG_GAP else "short"] += gap
+        if last > end or not before:
+            end, before = last, name
+    return found
+
+
 class Trace(NamedTuple):
-    """Of a step, in milliseconds: kernels by their names, when some kernel ran, NCCL's, and what of
-    these nothing else ran beside."""
+    """Of a step, in milliseconds: kernels by their names, when some kernel ran, NCCL's, what of
+    these nothing else ran beside, and when none ran (`gaps`)."""
 
     kernels: Counter[str]
     busy: float
     nccl: float
     exposed: float
+    gaps: Counter[str]
 
 
 def _traced(train: Train, here: Here) -> Trace:
@@ -205,7 +222,7 @@ def _traced(train: Train, here: Here) -> Trace:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         train(TRACED)
         wait(here.device)
-    nccl, others, kernels = Spans(), Spans(), Counter[str]()
+    nccl, others, kernels, named = Spans(), Spans(), Counter[str](), []
     for event in profiler.profiler.kineto_results.events():
         is_kernel = not event.name().startswith(("Memcpy", "Memset"))
         if is_kernel and event.device_type() == torch.autograd.DeviceType.CUDA:
@@ -213,8 +230,14 @@ def _traced(train: Train, here: Here) -> Trace:
             some = nccl if "nccl" in event.name().lower() else others
             some.append((start, start + length))
             kernels[event.name()] += length / TRACED
+            named.append((start, start + length, event.name()))
     found = (_total([*nccl, *others]), _total(nccl), exposed(nccl, others))
-    return Trace(kernels, *(ms / TRACED for ms in found))
+    between = Counter({name: ms / TRACED for name, ms in gaps(named).items()})
+    return Trace(kernels, *(ms / TRACED for ms in found), between)
+
+
+def _longest(some: Counter[str]) -> dict[str, float]:
+    return {name: round(ms, 3) for name, ms in some.most_common(8)}
 
 
 def _growth(traces: dict[str, Trace]) -> dict[str, Any]:
@@ -226,6 +249,7 @@ def _growth(traces: dict[str, Trace]) -> dict[str, Any]:
         "busy_ms": together.busy, "busy_alone_ms": alone.busy, "nccl_ms": together.nccl,
         "exposed_ms": together.exposed,
         "more_ms": {name[:80]: round(ms, 3) for name, ms in more.most_common(16)},
+        "gaps_ms": {name: _longest(trace.gaps) for name, trace in traces.items()},
     }  # fmt: skip
 
 

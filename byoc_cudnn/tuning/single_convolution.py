@@ -143,16 +143,17 @@ def prefetch(
         record = measurements().record
         record.machine = machine
         jobs = [
-            partial(_built, other, problem, pins, arch)
+            (f"{other.backend.name} {dict(pins)}", partial(_built, other, problem, pins, arch))
             for problem in dict.fromkeys(problems)
             for other in _others(problem, backends, arch)
             for pins in _pins(record, problem, other)
         ]
-    if not jobs:
-        return 0
-    jobs[0]()  # what all of them need is built once
+    # Many problems have a kernel in common: of each kernel one job first, which builds it.
+    firsts = dict(reversed(jobs))
+    others = [job for kernel, job in jobs if firsts[kernel] is not job]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = list(pool.map(lambda job: job(), jobs))
+        made = list(pool.map(lambda job: job(), firsts.values()))
+        made += pool.map(lambda job: job(), others)
     return sum(call is not None for call in made)
 
 

@@ -28,7 +28,7 @@ class Machine:
     l1_way_bytes: int = 4096  # addresses so far apart share a set; a page, on nearly all CPUs
     l1_ways: int = 8
     line_bytes: int = 64  # of a cache
-    allows_winograd: bool = True
+    allows_winograd: bool = False
 
     def lanes(self, dtype: str) -> int:
         """Elements of an accumulator's dtype in one register."""
@@ -57,7 +57,7 @@ _ISA = (
     ("neon", 16, 32),
     ("vsx", 16, 32),
 )
-NO_WINOGRAD = "no-winograd"  # a target's key: direct convolutions only
+WINOGRAD = "winograd"  # a target's key: not direct convolutions only
 # Where a target does not say, kernels are cut so that this many cores have even work.
 _CORES = 8
 
@@ -68,7 +68,7 @@ def machine(target: Target) -> Machine:
     features = codegen.llvm_get_cpu_features(target)
     own = target.attrs.get("mcpu") == codegen.llvm_get_system_cpu()
     known: dict[str, Any] = {**_caches()} if own else {}
-    known["allows_winograd"] = NO_WINOGRAD not in target.keys
+    known["allows_winograd"] = WINOGRAD in target.keys
     for feature, width, registers in _ISA:
         if feature in features:
             return Machine(width, registers, cores, **known)
@@ -116,12 +116,13 @@ def _host() -> dict[str, Any]:
     return {"mcpu": cpu, **({"mattr": [f"-{name}" for name in disabled]} if disabled else {})}
 
 
-def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Target:
+def host_target(cores: int | None = None, *, allow_winograd: bool = False) -> Target:
     """LLVM for the CPU of this host with all its instructions; plain "llvm" means SSE2 on x86.
 
     `cores`: for so many; by default all that this process may use.  `allow_winograd`: whether
     float32 sums of 3x3 kernels may be taken by Winograd's algorithm where it is faster; its
-    relative error is around 1e-6.  A target says no by the key "no-winograd".
+    relative error is around 1e-6, twice a direct sum's, and beside large numbers all of a small
+    one.  A target says yes by the key "winograd": Relay's and Relax's programs computed directly.
 
     Raises TypeError for another type of either, ValueError for less than one core.
     """
@@ -129,7 +130,7 @@ def host_target(cores: int | None = None, *, allow_winograd: bool = True) -> Tar
     if cores is None:
         cores = len(usable_cores())
     cores = checked_integer("host_target: cores", cores, 1)
-    keys = ["cpu"] if allow_winograd else ["cpu", NO_WINOGRAD]
+    keys = ["cpu", WINOGRAD] if allow_winograd else ["cpu"]
     return Target(
         {
             **_host(), "kind": "llvm", "keys": keys, "num-cores": cores,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from legalize.cpu import host_target, prim_func
+from legalize.cpu import prim_func
 from legalize.cpu.roofline import ceilings
 
 from .. import output, registry
@@ -21,6 +21,7 @@ from ..operands import poisoned, random_operands
 from ..ops.call_problem import family_def, problem_of
 from ..problem import ConvProblem
 from ..timing import shortest
+from ..training.devices import cpu_target
 from ..training.step import ADJOINT
 from . import arguments
 from .parsers.bench import MODEL
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     registry.register()
 
     display = Display(args.quiet)
-    threads, target = configure_threads(), host_target()
+    threads, target = configure_threads(), cpu_target()
     with display.progress:
         with display.part("measuring the machine"):
             limits = ceilings(target, threads)

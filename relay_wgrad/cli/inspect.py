@@ -13,7 +13,6 @@ import tvm
 
 from byoc_cudnn import partition
 from byoc_cudnn.report import PRODUCT
-from legalize.cpu import host_target
 from legalize.cpu.roofline import ceilings
 
 from .. import output, registry
@@ -23,7 +22,7 @@ from ..facts import Lowered
 from ..inspection import Inspection, inspect_step
 from ..problem import ConvProblem
 from ..training.cuda_tools import cuda_runtime
-from ..training.devices import place
+from ..training.devices import cpu_target, place
 from ..training.kernel_times import KernelTime, kernel_times
 from ..training.step import ADJOINT
 from ..training.trainer import Trainer
@@ -108,7 +107,7 @@ def _inspected(args: argparse.Namespace) -> Inspection:
 def _on_cpu(
     args: argparse.Namespace, graph: Any, display: Display, facts: dict[str, Any]
 ) -> _Measured:
-    threads, target = configure_threads(), host_target()
+    threads, target = configure_threads(), cpu_target()
     with display.part("measuring the machine"):
         limits = ceilings(target, threads)
     with display.parts() as begin:

@@ -18,7 +18,6 @@ import numpy as np
 import tvm
 
 from legalize import compare
-from legalize.cpu import host_target
 
 from .. import output, registry
 from ..cores import configure_threads, usable_cores
@@ -29,7 +28,7 @@ from ..problem import ConvProblem
 from ..threads import run as run_kernel
 from ..training import processes, state
 from ..training.data import WHOLE
-from ..training.devices import place
+from ..training.devices import cpu_target, place
 from ..training.trainer import Trainer
 from ..training.update import Update
 from . import arguments, train_options
@@ -109,8 +108,8 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     report = Display(args.quiet)
     several = args.rank is not None
     cores = processes.shared_cores(len(usable_cores())) if several else None
-    threads, target = configure_threads(cores), host_target()
     on_gpu = options_of(args)
+    threads, target = configure_threads(cores), cpu_target(on_gpu.winograd)
     device = place(args.device, on_gpu).name  # what it refuses, now
     group = processes.Processes.join(device) if several else None
     args.shard = WHOLE if group is None else (group.rank, group.world)

@@ -195,6 +195,12 @@ def broadcast_shape(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(made)
 
 
+def broadcasts_to(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether a tensor of sizes `a` is broadcast to sizes `b`."""
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return len(a) <= len(b) and all(same(x, 1) or same(x, y) for x, y in pairs)
+
+
 def number(shape: Sequence[Any], dtype: str, emit: Any) -> Any:
     """The product of sizes as a scalar tensor: a constant but for the batch, which is counted."""
     known = [size for size in shape if isinstance(size, int)]

@@ -1,33 +1,33 @@
 """Whether this package's kernel of a problem is faster than what XLA makes of `lax`'s: as measured.
 
-On CUDA each problem is timed once for a machine and its versions, when JAX lowers it; the times are
-kept in the user's cache.  On CPUs, where XLA's kernels are slower in nearly all shapes, nothing is
-timed unless it is asked for.
+On CUDA a problem is timed once for a machine and its versions, when JAX lowers it; the times are
+kept in the user's cache.  What XLA gives cuDNN as it stands is `lax`'s by rule, and nothing is
+built for it.  On CPUs, where XLA's kernels are slower in nearly all shapes, nothing is timed unless
+it is asked for.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import numpy as np
 import tvm
-from jax import lax
-from jax import numpy as jnp
 
 from .. import __version__
 from ..building.disk_cache import DiskCache, key_of
 from ..problem import ConvProblem
 from .records import Options
-from .targets import PLATFORMS
+from .targets import FFI_PLATFORM, PLATFORMS
+
+_ALL = "cuda:all"
+_WORDS = (*PLATFORMS, _ALL)
+_FEW_CHANNELS = 8  # fewer are kernels of their own in this package
+_LESS = 0.9  # XLA moves layouts and fuses around its own convolution, and not around a call
 
 _measured: tuple[str, ...] = ("cuda",)
-_CALLS = 16  # in a program that is timed
-_ROUNDS, _SECONDS = 5, 0.02  # of each side, and of each round at least
+known: dict[str, Times] = {}  # to this process, by all that they depend on
 
 
 class Times(NamedTuple):
@@ -36,81 +36,70 @@ class Times(NamedTuple):
     ours: float
     lax: float
 
+    @property
+    def is_ours(self) -> bool:
+        return self.ours <= _LESS * self.lax
+
+    @property
+    def reason(self) -> str:
+        """Why it is `lax`'s, where it is."""
+        how = "faster" if self.lax < self.ours else "about as fast"
+        return f"XLA's is {how}: {self.lax:.3f} ms, this package's {self.ours:.3f}"
+
 
 def set_measured(*platforms: str) -> tuple[str, ...]:
     """Where kernels are compared with XLA's by their times; returns what it was.
 
-    platforms : of "cpu" and "cuda", at first "cuda".  On another one every convolution that this
-        package has a kernel for is its own.  It holds for what is lowered from then on.
+    platforms : of "cpu", "cuda" and "cuda:all", at first "cuda", which leaves to `lax` untimed what
+        XLA gives cuDNN as it stands; "cuda:all" times these too.  On a platform that is not named
+        every convolution that this package has a kernel for is its own.  It holds for what is
+        lowered from then on.
 
     Raises ValueError for another platform.
     """
     global _measured
-    if wrong := [name for name in platforms if name not in PLATFORMS]:
-        raise ValueError(f"set_measured: platforms are {', '.join(PLATFORMS)}, got {wrong[0]!r}")
+    if wrong := [name for name in platforms if name not in _WORDS]:
+        raise ValueError(f"set_measured: platforms are {', '.join(_WORDS)}, got {wrong[0]!r}")
     before, _measured = _measured, tuple(dict.fromkeys(platforms))
     return before
 
 
-def times(
-    problem: ConvProblem, options: Options, platform: str, ours: Any, other: Any
-) -> Times | None:
-    """Of both sides, functions of two arrays; None where nothing is measured."""
-    if platform not in _measured:
-        return None
-    device = jax.local_devices(backend="cpu" if platform == "cpu" else None)[0]
-    key = key_of([
-        "times of jax", __version__, jax.__version__, version("jaxlib"), tvm.__version__, platform,
-        device.device_kind, problem.repro(), str(options),
+def is_measured(platform: str) -> bool:
+    return platform in _measured or f"{platform}:all" in _measured
+
+
+def by_rule(problem: ConvProblem, platform: str) -> str:
+    """Why a problem is `lax`'s where it is not timed, or ""."""
+    if platform != "cuda" or not is_measured(platform) or _ALL in _measured:
+        return ""
+    is_plain = (
+        problem.rank == 2 and problem.h > 1 and problem.groups == 1 and {*problem.dilation} == {1}
+        and min(problem.c, problem.k) >= _FEW_CHANNELS
+    )  # fmt: skip
+    return "XLA gives cuDNN the same convolution" if is_plain else ""
+
+
+def kept(problem: ConvProblem, options: Options, platform: str) -> Times | None:
+    """What was measured by these versions on this machine."""
+    key = _key(problem, options, platform)
+    if key not in known and (found := DiskCache().get(key)) is not None:
+        known[key] = Times(*json.loads(found))
+    return known.get(key)
+
+
+def keep(problem: ConvProblem, options: Options, platform: str, made: Times) -> None:
+    key = _key(problem, options, platform)
+    known[key] = made
+    DiskCache().put(key, json.dumps(made).encode())
+
+
+def device_of(platform: str) -> jax.Device:
+    """The one that times are taken on."""
+    return jax.local_devices(backend=FFI_PLATFORM[platform])[0]
+
+
+def _key(problem: ConvProblem, options: Options, platform: str) -> str:
+    return key_of([
+        "times of jax 2", __version__, jax.__version__, version("jaxlib"), tvm.__version__,
+        platform, device_of(platform).device_kind, problem.repro(), str(options),
     ])  # fmt: skip
-    cache = DiskCache()
-    if (found := cache.get(key)) is not None:
-        return Times(*json.loads(found))
-    rng = np.random.default_rng(0)
-    with jax.ensure_compile_time_eval(), jax.default_device(device):
-        operands = [
-            jnp.asarray(rng.standard_normal(problem.shape(r), dtype="float32"), problem.dtype(r))
-            for r in problem.roles[:2]
-        ]
-        made = Times(*_milliseconds([_repeated(ours), _repeated(other)], operands))
-    cache.put(key, json.dumps(made).encode())
-    return made
-
-
-def _repeated(function: Callable[..., Any]) -> Any:
-    """Many calls in one program, each of which waits for the one before: what a call of the host
-    costs is more than many a kernel takes."""
-
-    def one(_: Any, state: Any) -> Any:
-        first, second, _ = state
-        made = function(first, second)
-        nothing = made.ravel()[0] * 0  # which XLA may not leave out: it may be NaN
-        if first.size < second.size:
-            return first + nothing, second, made
-        return first, second + nothing, made
-
-    def many(first: Any, second: Any) -> Any:
-        made = jax.eval_shape(function, first, second)
-        state = (first, second, jnp.zeros(made.shape, made.dtype))
-        return lax.fori_loop(0, _CALLS, one, state)[2]
-
-    return jax.jit(many)
-
-
-def _milliseconds(functions: list[Any], operands: list[Any]) -> list[float]:
-    """Of a call: the least of some rounds of each, in turns."""
-    counts = []
-    for function in functions:
-        jax.block_until_ready(function(*operands))
-        began = time.perf_counter()
-        jax.block_until_ready(function(*operands))
-        counts.append(max(1, int(_SECONDS / max(time.perf_counter() - began, 1e-6))))
-    least = [float("inf")] * len(functions)
-    for _ in range(_ROUNDS):
-        for i, (function, count) in enumerate(zip(functions, counts, strict=True)):
-            began = time.perf_counter()
-            for _ in range(count):
-                made = function(*operands)
-            jax.block_until_ready(made)
-            least[i] = min(least[i], (time.perf_counter() - began) / count)
-    return [1e3 * seconds / _CALLS for seconds in least]

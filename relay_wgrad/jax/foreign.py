@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +15,8 @@ from jax import numpy as jnp
 
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import ConvKind, ConvProblem, symmetric
-from . import choice, targets
-from .records import Options, told
+from . import choice, comparison, targets
+from .records import Options, lowered
 
 Function = Callable[[Any, Any], Any]
 _LAST = {2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
@@ -21,19 +24,59 @@ _LAST = {2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
 
 def call(problem: ConvProblem, options: Options, platform: str) -> Function:
     """The problem's result, of its two operands; built here.  What the platform has no kernel for,
-    and what XLA does faster where that is measured, is `lax`'s, with a line to `recorded`."""
+    and what XLA does as fast where that is measured, is `lax`'s, as `recorded` says."""
+    if reason := choice.by_rule(problem, platform):
+        lowered(problem.repro(), reason)
+        return by_lax(problem, options)
+    compare([(problem, options)], platform)
+    found = choice.kept(problem, options, platform) if choice.is_measured(platform) else None
+    if found is not None and not found.is_ours:
+        lowered(problem.repro(), found.reason, found)
+        return by_lax(problem, options)
     try:
         ours = _call(problem, options, platform)
     except targets.UnsupportedError as why:
-        told(problem.repro(), f"on {platform}: {why}")
+        lowered(problem.repro(), f"on {platform}: {why}")
         return by_lax(problem, options)
-    found = choice.times(problem, options, platform, ours, by_lax(problem, options))
-    if found is not None and found.lax < found.ours:
-        told(
-            problem.repro(), f"XLA's is faster: {found.lax:.3f} ms, this package's {found.ours:.3f}"
-        )
-        return by_lax(problem, options)
+    lowered(problem.repro(), "", found)
     return ours
+
+
+def compare(asked: Iterable[tuple[ConvProblem, Options]], platform: str) -> None:
+    """Finds times of both sides, where they decide and are not known; `call` asks for them.
+
+    Compilers work on all beside each other, and what runs on the device runs alone.  What this
+    package cannot run is left to `call` to say.
+    """
+    if not choice.is_measured(platform):
+        return
+    wanted = [
+        (problem, options)
+        for problem, options in dict.fromkeys(asked)
+        if not (choice.by_rule(problem, platform) or targets.lacking(usual(problem), platform))
+        and choice.kept(problem, options, platform) is None
+    ]
+    if not wanted:
+        return
+    device = choice.device_of(platform)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        theirs = [
+            pool.submit(comparison.lowered(problem, by_lax(problem, options), device).compile)
+            for problem, options in wanted
+        ]
+        if platform == "cuda":
+            for options in dict.fromkeys(options for _, options in wanted):
+                targets.build([usual(p) for p, of in wanted if of == options], options)
+        wait(theirs)  # XLA tries its kernels on the device
+        ours: list[Any] = [None] * len(wanted)
+        for i, (problem, options) in enumerate(wanted):
+            with suppress(ValueError, RuntimeError):
+                run = _call(problem, options, platform)
+                ours[i] = pool.submit(comparison.lowered(problem, run, device).compile)
+        for (problem, options), mine, other in zip(wanted, ours, theirs, strict=True):
+            if mine is not None:
+                found = comparison.times(mine.result(), other.result())
+                choice.keep(problem, options, platform, found)
 
 
 def _call(problem: ConvProblem, options: Options, platform: str) -> Function:

@@ -7,6 +7,7 @@ the images, the channels or the groups; where a mesh shards the images each devi
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -21,7 +22,27 @@ from . import foreign, sharding, targets
 from .records import Options
 
 convolution_p = core.Primitive("relay_wgrad_convolution")
+_MOST = 1024  # problems that a thread has traced and not lowered
 OF_RESULT = {roles[2]: kind for kind, roles in ROLES.items()}
+
+
+class _Traced(threading.local):
+    """What a thread has traced since it last lowered: of a network all, when the first is lowered,
+    so that they are built and compared together."""
+
+    def __init__(self) -> None:
+        self.problems: dict[tuple[ConvProblem, Options], None] = {}
+
+    def add(self, problem: ConvProblem, options: Options) -> None:
+        if len(self.problems) < _MOST:
+            self.problems[problem, options] = None
+
+    def taken(self) -> list[tuple[ConvProblem, Options]]:
+        found, self.problems = list(self.problems), {}
+        return found
+
+
+_traced = _Traced()
 
 
 def convolution(first: Any, second: Any, problem: ConvProblem, options: Options) -> Any:
@@ -41,6 +62,7 @@ def _abstract(first: Any, second: Any, *, problem: ConvProblem, options: Options
                 f"{problem.kind.value}: {role} must be {dtype}{list(shape)}, got"
                 f" {given.dtype}{list(given.shape)}"
             )
+    _traced.add(problem, options)
     role = problem.roles[2]
     made = {"shape": problem.shape(role), "dtype": jnp.dtype(problem.dtype(role))}
     # Within `shard_map` it varies over the axes that the operands do.
@@ -139,6 +161,8 @@ def _lowered(
 ) -> Any:
     built = partial(foreign.call, options=options, platform=platform)
     is_shared = sharding.is_shared(ctx.module_context.axis_context)
+    if (traced := _traced.taken()) and not is_shared:  # else each device has a share
+        foreign.compare(traced, platform)
     run = (
         sharding.over_images(problem, built, foreign.by_lax(problem, options))
         if is_shared

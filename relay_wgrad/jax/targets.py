@@ -11,7 +11,8 @@ import atexit
 import hashlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -27,6 +28,7 @@ from .records import Options
 
 PLATFORMS = ("cpu", "cuda")
 _COMPARED = ("cuda_direct",)  # with cuDNN, where both take a problem
+_DETERMINISTIC = False
 FFI_PLATFORM = {"cpu": "cpu", "cuda": "gpu"}
 
 
@@ -41,13 +43,15 @@ _named: dict[Any, str] = {}
 def named(problem: ConvProblem, options: Options, platform: str) -> str:
     """The target's name, of a kernel that is built and registered.
 
-    Raises ModuleNotFoundError without jax-tvm-ffi.
+    Raises UnsupportedError for what is `lacking`, ModuleNotFoundError without jax-tvm-ffi.
     """
     key = (problem, options.allow_tf32 and platform == "cuda", platform)
     with _lock:
         if key not in _named:
             if not is_registered():
                 register()
+            if reason := lacking(problem, platform):
+                raise UnsupportedError(reason)
             import jax_tvm_ffi
 
             text = f"{problem.repro()} {key[1]} {platform}"
@@ -62,6 +66,35 @@ def named(problem: ConvProblem, options: Options, platform: str) -> str:
         return _named[key]
 
 
+def lacking(problem: ConvProblem, platform: str) -> str:
+    """Why a platform has no kernel of this package's for a problem, or ""."""
+    if platform == "cpu":
+        return ""
+    from byoc_cudnn.backends.cudnn import check as cudnn
+    from byoc_cudnn.building import toolchain
+
+    if missing := toolchain.find().missing():
+        return f"a build for cuDNN needs {missing}"
+    return cudnn.check(problem, "").reason
+
+
+def build(problems: Iterable[ConvProblem], options: Options) -> None:
+    """What `named` would build of problems on CUDA, all beside each other; what cannot be built is
+    left to it to say."""
+    from byoc_cudnn.backends.cudnn.loaded import LIBRARY
+    from byoc_cudnn.tuning import single_convolution
+
+    with ThreadPoolExecutor() as pool:
+        for library in (LIBRARY, single_convolution.TIMER):
+            pool.submit(library.module)
+        single_convolution.prefetch(problems, _compared(options), 0)
+
+
+def _compared(options: Options) -> dict[str, dict[str, Any]]:
+    given = {"deterministic": _DETERMINISTIC, "allow_tf32": options.allow_tf32}
+    return dict.fromkeys(_COMPARED, given)
+
+
 def _cpu(problem: ConvProblem) -> tvm_ffi.Function:
     from legalize import cpu
 
@@ -69,7 +102,7 @@ def _cpu(problem: ConvProblem) -> tvm_ffi.Function:
     from ..building.program import compiled_functions
 
     serial = problem.flop < threads.SERIAL_FLOP
-    target = cpu.host_target(1 if serial else None, allow_winograd=False)
+    target = cpu.host_target(1 if serial else None)
     module = tvm.IRModule({"main": cpu.prim_func(problem, target)})
     kernel = compiled_functions(module, target, DiskCache())["main"]
     if serial:
@@ -128,18 +161,13 @@ def _cuda(problem: ConvProblem, options: Options) -> tuple[tvm_ffi.Function, boo
     XLA may record its calls in a command buffer)."""
     from byoc_cudnn.backends.cudnn import check as cudnn
     from byoc_cudnn.backends.cudnn.loaded import convolution
-    from byoc_cudnn.building import toolchain
     from byoc_cudnn.tuning import single_convolution
 
-    found = toolchain.find()
-    if lacking := found.missing():
-        raise UnsupportedError(f"a build for cuDNN needs {lacking}")
-    if not (decision := cudnn.check(problem, "")):
-        raise UnsupportedError(decision.reason)
-    made = cudnn.Options(benchmark=True, allow_tf32=options.allow_tf32)
+    made = cudnn.Options(
+        benchmark=True, deterministic=_DETERMINISTIC, allow_tf32=options.allow_tf32
+    )
     base = single_convolution.Base(cudnn.NAME, asdict(made), convolution(problem, made))
-    given = {"deterministic": made.deterministic, "allow_tf32": made.allow_tf32}
-    chosen = single_convolution.choose(problem, base, dict.fromkeys(_COMPARED, given), 0)
+    chosen = single_convolution.choose(problem, base, _compared(options), 0)
     device = tvm.cuda(0)  # its plan is found, and its workspace made, before a program runs
     tensors = [tvm.runtime.empty(problem.shape(r), problem.dtype(r), device) for r in problem.roles]
     chosen.call(*tensors)

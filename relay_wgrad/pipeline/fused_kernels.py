@@ -21,12 +21,14 @@ from tvm.sym import Analyzer
 
 from ..dtypes import HALVES
 from ..registry import legalizations
+from .broadcasts import BroadcastOnce
 from .equal_calls import Legalizer, legalize_equal_once
 from .fold_constant import fold_constants
 from .ieee import opaque_zero
 from .kernel_order import Order
 from .products import cpu_products
 from .recompute import Recompute
+from .round_trips import RoundTrips
 from .same_sizes import SameSizes
 from .sizes_first import SizesFirst
 
@@ -34,6 +36,7 @@ from .sizes_first import SizesFirst
 def fused_kernels() -> list[tvm.transform.Pass]:
     """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
     return [
+        RoundTrips(),
         legalize_ops(),
         SizesFirst(),
         relax.transform.AnnotateTIROpPattern(),
@@ -41,6 +44,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         # Else fusion moves a result of the function, such as a weight gradient, to the end, and
         # all that it reads lives till then.
         relax.transform.CanonicalizeBindings(),
+        BroadcastOnce(),
         Recompute(),
         relax.transform.FuseOps(),
         SameSizes(),

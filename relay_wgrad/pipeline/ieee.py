@@ -21,6 +21,7 @@ from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
 from .. import keys
+from ..dtypes import HALVES
 from .bfloat16 import rounded
 from .math_functions import right_function
 
@@ -39,14 +40,13 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.exact_floats")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        rules = [
-            *_RULES,
-            (tvm.ir.Call, partial(right_function, target=target)),
-        ]
         new = {}
         for var, func in mod.functions_items():
             is_kernel = isinstance(func, tirx.PrimFunc)
             if is_kernel and not (func.attrs and func.attrs.get(keys.SOURCE)):
+                rounds = cuda and _in_halves(func)
+                function = partial(right_function, target=target, rounded=rounds)
+                rules = [*_RULES, (tvm.ir.Call, function)]
                 body = structural_map(func.body if cuda else rounded(func), rules)
                 if cuda:  # of what the rules have written too
                     body = structural_map(body, [(tvm.ir.Call, _bits)])
@@ -58,6 +58,15 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
         return mod
 
     return run
+
+
+def _in_halves(func: Any) -> bool:
+    """Whether the largest of a kernel's tensors are, or one of them is, of half precision, and none
+    is of double: float32 is what is between reading and rounding."""
+    buffers = [p.ty for p in func.params if isinstance(p.ty, tirx.buffer.BufferType)]
+    sizes = [math.prod(int(n) for n in b.shape if isinstance(n, tirx.IntImm)) for b in buffers]
+    large = [str(b.dtype) for b, n in zip(buffers, sizes, strict=True) if n == max(sizes)]
+    return not set(HALVES).isdisjoint(large) and all(str(b.dtype) != "float64" for b in buffers)
 
 
 def opaque_zero(zero: float, dtype: str) -> Any:

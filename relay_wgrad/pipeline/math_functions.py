@@ -5,10 +5,16 @@ they would have: float32's are taken, and for sigmoid, whose exponential has no 
 On a CPU TVM computes tanh and atanh by exponentials and
 logarithms, which near 0 leaves nothing of the result; here it is what Cephes does, with
 polynomials there.
+
+CUDA's erff has a branch, behind which nvcc does not see that two of the same argument are equal: a
+kernel that uses GELU's result three times computed it three times.  Where tensors are of half
+precision erf and exp are approximations without one, wrong by some 1e-6 of the result, far less
+than what a half rounds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +43,14 @@ _P = {
 _Q = {
     "float64": (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3)
 }
+# erf by Abramowitz and Stegun 7.1.26: 1 - t P(t) exp(-x^2), t = 1 / (1 + c x), absolute error 2e-7;
+# below _SERIES, where that is no small part of the result, by its series, x S(x^2).
+_FALL = 0.3275911
+_TAIL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+_SERIES = 0.5
+_NEAR_ZERO = tuple(
+    2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(5, -1, -1)
+)
 
 
 # Expressions are trees, in which x is there 25 times: of more than so many, and so of another tanh,
@@ -44,10 +58,15 @@ _Q = {
 _FEW = 24
 
 
-def right_function(call: Any, target: str) -> Any:
-    """What a call of a function is to be on a target ("cuda" or "llvm"): itself, if it is right."""
+def right_function(call: Any, target: str, rounded: bool = False) -> Any:
+    """What a call of a function is to be on a target ("cuda" or "llvm"): itself, if it is right.
+
+    rounded : on CUDA, of a kernel whose tensors are of half precision.
+    """
     name = str(getattr(call.op, "name", "")).removeprefix("tirx.")
     dtype = str(getattr(call.ty, "dtype", ""))  # a pointer has none
+    if rounded and target == "cuda" and dtype == "float32" and name in _APPROXIMATE:
+        return _APPROXIMATE[name](call.args[0])
     if name in _WIDE.get((target, dtype), ()):
         wide = tirx.call_intrin("float32", call.op, *(x.astype("float32") for x in call.args))
         return right_function(wide, target).astype(dtype)
@@ -60,6 +79,44 @@ def right_function(call: Any, target: str) -> Any:
     return call
 
 
+def _polynomial(coefficients: Sequence[float], z: Any) -> Any:
+    dtype = str(z.ty.dtype)
+    result = tirx.const(coefficients[0], dtype)
+    for value in coefficients[1:]:
+        result = result * z + tirx.const(value, dtype)
+    return result
+
+
+def _quick_exp(x: Any) -> Any:
+    return tirx.call_pure_extern("float32", "__expf", x)
+
+
+def _quick_erf(value: Any) -> Any:
+    """Without a branch: of equal arguments nvcc computes one."""
+
+    def number(value: float) -> Any:
+        return tirx.const(value, "float32")
+
+    names = ("x", "square", "t", "near", "far")
+    x, square, t, near, far = (tirx.Var(name, "float32") for name in names)
+    fall = number(_FALL) * tirx.abs(x) + number(1.0)
+    tail = _polynomial(_TAIL, t) * t * _quick_exp(square * number(-1.0))
+    # Both are there before one is chosen: what a choice computes is a branch.
+    result = tirx.Select(tirx.abs(x) < number(_SERIES), near, far)
+    for variable, bound in (
+        (far, tirx.call_pure_extern("float32", "copysignf", number(1.0) + tail * number(-1.0), x)),
+        (near, x * _polynomial(_NEAR_ZERO, square)),
+        (t, tirx.call_pure_extern("float32", "__fdividef", number(1.0), fall)),
+        (square, x * x),
+        (x, value),
+    ):
+        result = tirx.Let(variable, bound, result)
+    return result
+
+
+_APPROXIMATE = {"erf": _quick_erf, "exp": _quick_exp}
+
+
 def _tanh(x: Any, dtype: str) -> Any:
     if _is_long(x):
         return tirx.call_pure_extern(dtype, "tanhf" if dtype == "float32" else "tanh", x)
@@ -67,16 +124,10 @@ def _tanh(x: Any, dtype: str) -> Any:
     def number(value: float) -> Any:
         return tirx.const(value, dtype)
 
-    def polynomial(coefficients: Sequence[float], z: Any) -> Any:
-        result = number(coefficients[0])
-        for value in coefficients[1:]:
-            result = result * z + number(value)
-        return result
-
     z = x * x
-    ratio = polynomial(_P[dtype], z)
+    ratio = _polynomial(_P[dtype], z)
     if dtype in _Q:
-        ratio = ratio / polynomial(_Q[dtype], z)
+        ratio = ratio / _polynomial(_Q[dtype], z)
     size = tirx.abs(x)
     far = number(1.0) + number(-2.0) / (tirx.exp(size + size) + number(1.0))
     far = tirx.Select(x < number(0.0), far * number(-1.0), far)

@@ -7,11 +7,13 @@ kernels gets a copy of the operation, which fusion makes part of it.  The operat
 value stay the same (a compiler for a GPU may contract other pairs of them).
 
 Tensors are counted in bytes.  With s kernels that use it, a result of O bytes from operands of I
-bytes costs I + O + s O where it is stored and s I where it is recomputed.  Operands live until the
-last of these kernels, so they may be larger than the result only where that is near.
+bytes costs I + O + s O where it is stored and s I where it is recomputed; an operand that is itself
+recomputed counts as what that one reads.  Operands live until the last of these kernels, so they
+may be larger than the result only where that is near.
 
 What is much smaller than its operand, such as the mask of ReLU's gradient, is computed as soon as
-the operand is, which then need not be kept.
+the operand is, which then need not be kept; where that is kept anyway, as what the next convolution
+reads is until its weights' gradient, it is read again instead.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ from ..ir import tensor_bytes
 from ..keys import OP_PATTERN
 
 # Kinds of kernels, as AnnotateTIROpPattern numbers them.
-_INJECTIVE, _SUM = 2, 3
+INJECTIVE, SUM = 2, 3
 # Operands of kernels far away may be this much larger than the result.
 _LARGER = 1.26  # a mask of bytes beside float32
 _NEAR = 64  # bindings
 _MOST_COPIES = 8
+_MOST_READ = 16  # tensors of which a kernel's operands are made; beyond, operands are counted
 _NOT_FUSED = 99
 
 
@@ -70,27 +73,45 @@ class _Block:
     """
 
     def __init__(self, block: Block, graph: Graph, patterns: dict[Any, int]) -> None:
-        self.patterns = patterns
+        self.patterns, self.graph = patterns, graph
+        self.place = {binding.var: i for i, binding in enumerate(block.bindings)}
         self.bindings = self._early(list(block.bindings))
         self.index = {binding.var: i for i, binding in enumerate(self.bindings)}
         self.users = [
             sorted(self.index[u.var] for u in graph.users_of(b.var) if u.var in self.index)
             for b in self.bindings
         ]
-        self.kernels: list[list[int]] = [[] for _ in self.bindings]
-        for i in reversed(range(len(self.bindings))):
-            self.kernels[i] = self._kernels(i)
+        self.kernels: list[list[int]] = [[i] for i in range(len(self.bindings))]
+        self.reads: list[Any] = []
+        for _ in range(2):  # what operands read is known once it is known which are recomputed
+            self.reads = self._reads()
+            for i in reversed(range(len(self.bindings))):
+                self.kernels[i] = self._kernels(i)
+
+    def _reads(self) -> list[Any]:
+        """Of each binding's call the stored tensors that it is made of, in a kernel of its own."""
+        reads: list[Any] = []
+        for binding in self.bindings:
+            found: dict[relax.Var, None] = {}
+            for var in _tensors(binding.value) if self._kind(binding) <= SUM else ():
+                at = self.index.get(var)
+                found |= {var: None} if at is None or self.kernels[at] == [at] else reads[at]
+            reads.append(
+                found if len(found) <= _MOST_READ else dict.fromkeys(_tensors(binding.value))
+            )
+        return reads
 
     def _kernels(self, i: int) -> list[int]:
         binding, stored = self.bindings[i], [i]
-        if not isinstance(binding.var, relax.DataflowVar) or self._kind(binding) > _INJECTIVE:
+        if not isinstance(binding.var, relax.DataflowVar) or self._kind(binding) > INJECTIVE:
             return stored
-        if any(self._kind(self.bindings[user]) > _SUM for user in self.users[i]):
+        if any(self._kind(self.bindings[user]) > SUM for user in self.users[i]):
             return stored
         found = list(dict.fromkeys(k for user in self.users[i] for k in self.kernels[user]))
         if len(found) == 1:
             far = found[0] - i > _NEAR
-            return stored if far and _halves(binding.value) else found
+            waits = far and _halves(binding.value) and not self._is_kept(binding, found[0])
+            return stored if waits else found
         return found if 1 < len(found) <= _MOST_COPIES and self._pays(i, found) else stored
 
     def _early(self, bindings: list[Any]) -> list[Any]:
@@ -98,10 +119,25 @@ class _Block:
         index = {binding.var: i for i, binding in enumerate(bindings)}
         place = list(range(len(bindings)))
         for i, binding in enumerate(bindings):
-            if self._kind(binding) <= _INJECTIVE and _halves(binding.value):
+            if self._kind(binding) <= INJECTIVE and _halves(binding.value):
+                users = (index.get(u.var, len(bindings)) for u in self.graph.users_of(binding.var))
+                if self._is_kept(binding, max(users, default=i)):
+                    continue
                 made = [index[v] for v in variables_of(binding.value) if v in index]
                 place[i] = max((place[m] for m in made), default=0)
         return [bindings[i] for i in sorted(range(len(bindings)), key=lambda i: (place[i], i))]
+
+    def _is_kept(self, binding: Any, end: int) -> bool:
+        """Whether all operands of a call are parameters, or something else reads them about as late
+        as at `end`."""
+        for var in _tensors(binding.value):
+            made = self.graph.maker(var)
+            if made is None or var in self.graph.results:
+                continue
+            users = [u for u in self.graph.users_of(var) if not u.var.same_as(binding.var)]
+            if all(self.place.get(user.var, -1) < end - _NEAR for user in users):
+                return False
+        return True
 
     def _kind(self, binding: Any) -> int:
         call = binding.value
@@ -114,14 +150,15 @@ class _Block:
     def _pays(self, i: int, kernels: list[int]) -> bool:
         call = self.bindings[i].value
         result = tensor_bytes(call.ty)
-        operands = _operands(call)
+        operands = [tensor_bytes(var.ty) for var in self.reads[i]]
         users = [tensor_bytes(self.bindings[u].value.ty) for u in self.users[i]]
         if result is None or None in operands or None in users:
             return False
         if any(size > 2 * result for size in users if size is not None):
             return False  # it is broadcast: computed for each element of a larger result
         read = _total(operands)
-        if read > _LARGER * result and max(kernels) - i > _NEAR:
+        far = read > _LARGER * result and max(kernels) - i > _NEAR
+        if far and not self._is_kept(self.bindings[i], max(kernels)):
             return False
         return len(kernels) * read <= read + (len(kernels) + 1) * result
 
@@ -162,15 +199,15 @@ class _Block:
         return with_type(call, value.ty)
 
 
-def _operands(call: relax.Call) -> list[int | None]:
-    """Sizes of a kernel's operands, each counted once."""
-    return [tensor_bytes(arg.ty) for arg in dict.fromkeys(call.args[1].fields)]
+def _tensors(call: relax.Call) -> list[relax.Var]:
+    """A kernel's operands, each once."""
+    return [arg for arg in dict.fromkeys(call.args[1].fields) if isinstance(arg, relax.Var)]
 
 
 def _halves(call: relax.Call) -> bool:
     """Whether a kernel's result is at most half as large as what it reads."""
     result = tensor_bytes(call.ty)
-    return result is not None and 2 * result <= _total(_operands(call))
+    return result is not None and 2 * result <= _total([tensor_bytes(v.ty) for v in _tensors(call)])
 
 
 def _total(sizes: list[int | None]) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ from .depends import Depends
 from .kernels import ALIGNMENT, winograd_is_allowed
 from .reads import LostError, Reads
 from .replayed import Replayed
-from .several import copy_each
+from .several import CopyEach, picked
 
 if TYPE_CHECKING:
     from ..training.pieces import Piece
@@ -78,7 +78,7 @@ class Forward(NamedTuple):
     """
 
     result: torch.Tensor
-    read: list[torch.Tensor]
+    read: Sequence[torch.Tensor]
     token: torch.Tensor | None
 
 
@@ -88,6 +88,22 @@ class Handed(NamedTuple):
 
     values: dict[int, torch.Tensor]
     tokens: list[torch.Tensor]
+
+
+class _Reading:
+    """What a piece of the backward part reads of its forward pass, apart: what callers may change
+    in place in the meantime, after which autograd looks, and what is `private` (places)."""
+
+    def __init__(self, given: Sequence[int], private: Container[int]) -> None:
+        hidden = [i for i in given if i in private]
+        watched = [i for i in given if i not in private]
+        self.hidden, self.watched = picked(hidden), picked(watched)
+        at = {i: place for place, i in enumerate((*hidden, *watched))}
+        self._whole = picked([at[i] for i in given])
+
+    def whole(self, hidden: Sequence[Any], watched: Sequence[Any]) -> Sequence[Any]:
+        """All of it, as the piece takes it."""
+        return self._whole((*hidden, *watched))
 
 
 class Program:
@@ -147,7 +163,7 @@ class Program:
             checkpoint=asked.checkpoint, wide_weight_gradients=where.wide, raise_norms=where.norms,
             blocks=where.blocks, pieces=asked.pieces,
         )  # fmt: skip
-        self.outputs, self.sources, self.pieces = parts.outputs, parts.sources, parts.pieces
+        self.outputs, self.pieces = parts.outputs, parts.pieces
         order = [*(spec.name for spec in graph.inputs), *graph.params]
         self.wrt = [order.index(name) for name in parts.wrt]
         compiled = where.compile(parts.module, lambda what: None)
@@ -166,14 +182,26 @@ class Program:
         # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
         self._forward = make(compiled.vm[names[0]], own={0}, token=True)
         # Of what the backward part reads, what nobody but the two parts has.
-        self.private = {i for i, source in enumerate(self.sources) if source.kind == "kept"}
+        self._private = {i for i, source in enumerate(parts.sources) if source.kind == "kept"}
         self._backward = [
             make(
                 compiled.vm[piece.name], own=range(len(piece.gradients)), token=True,
-                private=self._private(piece), late=number,
+                private=self._private_of(piece), late=number,
             )
             for number, piece in enumerate(parts.pieces, start=1)
         ]  # fmt: skip
+        first = {"argument": 0, "output": len(order), "kept": len(order) + parts.outputs}
+        self._read = picked([first[s.kind] + s.index for s in parts.sources])
+        # Of each piece, and of a forward pass whose memory one token stands for.
+        self.reading = [
+            (_Reading(piece.given, ()), _Reading(piece.given, self._private))
+            for piece in self.pieces
+        ]
+        self._later = [
+            {i for after in self.pieces[number:] for i in after.takes}
+            for number in range(1, 1 + len(self.pieces))
+        ]
+        self._copy_statistics = CopyEach()
         self._turns = Turns(self.device)
 
     @property
@@ -221,14 +249,13 @@ class Program:
                 buffers = [held[name] for held, name in self.statistics]
                 first = self.outputs - len(buffers)
                 if buffers:
-                    copy_each(buffers, made[first : self.outputs])
+                    self._copy_statistics(buffers, made[first : self.outputs])
                 counters = [held[name] for held, name in self.counters]
                 if counters:
                     torch._foreach_add_(counters, 1)
         # Autograd makes of the result itself one that holds whoever reads it.
         outputs = [result.detach(), *made[1 : self.outputs]]
-        of = {"argument": args, "output": outputs, "kept": kept}
-        return Forward(result, [of[s.kind][s.index] for s in self.sources], token)
+        return Forward(result, self._read((*args, *outputs, *kept)), token)
 
     def backward(
         self, number: int, read: Sequence[torch.Tensor], handed: Handed
@@ -250,13 +277,13 @@ class Program:
                     gradients[i] = found.clone()
                 seen.add(found.data_ptr())
         values = {**handed.values, **dict(zip(piece.hands, new, strict=True))}
-        later = {i for after in self.pieces[number + 1 :] for i in after.takes}
         tokens = [*handed.tokens, *([] if token is None else [token])]
-        return gradients, Handed({i: values[i] for i in values if i in later}, tokens)
+        later = {i: values[i] for i in self._later[number] if i in values}
+        return gradients, Handed(later, tokens)
 
-    def _private(self, piece: Piece) -> set[int]:
+    def _private_of(self, piece: Piece) -> set[int]:
         """Of a piece's operands what nobody but the parts has."""
-        kept = {at for at, i in enumerate(piece.given) if i in self.private}
+        kept = {at for at, i in enumerate(piece.given) if i in self._private}
         return kept | {at for at, i in enumerate(piece.takes, start=len(piece.given)) if i}
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Sequence
 from collections.abc import Set as AbstractSet
+from operator import is_
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .kernels import FORMATS
-from .several import Copies, copy_each
+from .several import Copies, CopyEach, picked
 
 Addresses = AbstractSet[int]
 
@@ -106,11 +107,12 @@ class Replayed:
         self._moving: set[int] = set()  # operands that a graph has missed
         self._places: list[tuple[int, torch.Tensor]] = []  # of a graph: where operands are copied
         self._fixed: list[_Lying] = []  # and where the others lie
-        self._known: list[tuple[int, torch.Tensor]] = []  # private ones
+        self._known: dict[int, torch.Tensor] = {}  # private ones
+        self._pick_known = picked([])
         self._addresses: Addresses = set()
         self._results: list[Any] = []
         self._copied: dict[int, torch.Tensor] = {}  # those that get memory of their own
-        self._copies = Copies([])
+        self._copies, self._copy_in = Copies({}), CopyEach()
         self._same: list[Any] = []  # all, of which those are the same tensors each time
         self._out: list[StorageWeakRef] = []  # who has the results
 
@@ -145,9 +147,8 @@ class Replayed:
 
     def _lie(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether operands lie where the graph reads them, as it reads them."""
-        return all(given[i] is x for i, x in self._known) and all(
-            some.lie(given) for some in self._fixed
-        )
+        known = map(is_, self._pick_known(given), self._known.values())
+        return all(known) and all(some.lie(given) for some in self._fixed)
 
     def _missed(self, args: Sequence[torch.Tensor]) -> None:
         """Decides what becomes of a graph whose operands are elsewhere."""
@@ -155,7 +156,7 @@ class Replayed:
             i for some in self._fixed
             for i, at in zip(some.places, some.addresses, strict=True) if args[i].data_ptr() != at
         ]  # fmt: skip
-        elsewhere += [i for i, x in self._known if args[i].data_ptr() != x.data_ptr()]
+        elsewhere += [i for i, x in self._known.items() if args[i].data_ptr() != x.data_ptr()]
         self._misses += 1
         size = sum(args[i].nbytes for i in elsewhere)
         if self._misses > MISSES and (self._most is None or size <= self._most):
@@ -198,14 +199,15 @@ class Replayed:
                 for i, x in enumerate(fixed) if i in moving
             ]  # fmt: skip
             stay = [i for i in range(len(args)) if i not in moving]
-            self._known = [(i, asked[i]) for i in stay if i in self._private]
+            self._known = {i: asked[i] for i in stay if i in self._private}
+            self._pick_known = picked([*self._known])
             fixed_places = [i for i in stay if i not in self._private]
             lying: dict[Any, list[int]] = {}
             for i in fixed_places:
                 order = FORMATS[args[i].dim() - 2] if last[i] else torch.contiguous_format
                 lying.setdefault(order, []).append(i)
             self._fixed = [
-                _Lying(some, [args[i].data_ptr() for i in some], order)
+                _Lying(some, picked(some), [args[i].data_ptr() for i in some], order)
                 for order, some in lying.items()
             ]
             self._addresses = {args[i].data_ptr() for i in stay if args[i].numel()}
@@ -213,7 +215,7 @@ class Replayed:
                 i: _torch(x) for i, x in enumerate(self._results)
                 if i in self._own or (not self._token and math.prod(map(int, x.shape)) == 1)
             }  # fmt: skip
-            self._copies = Copies([*self._copied.values()])
+            self._copies, self._copy_in = Copies(self._copied), CopyEach()
             self._same = [
                 None if i in self._copied or not self._token else _torch(x)
                 for i, x in enumerate(self._results)
@@ -225,7 +227,7 @@ class Replayed:
     def _replayed(self, given: Sequence[torch.Tensor]) -> Call:
         assert self._launch is not None
         if self._places:
-            copy_each([p for _, p in self._places], [given[i] for i, _ in self._places])
+            self._copy_in([p for _, p in self._places], [given[i] for i, _ in self._places])
         self._launch()
         operands, token, results = given, None, self._same.copy()
         if not self._token:
@@ -242,10 +244,10 @@ class Replayed:
             shares = len(self._copied) < len(results)
             self._out = [StorageWeakRef(token.untyped_storage())] if shares else []
             if self._places:
-                read = dict(self._places)
-                operands = [read.get(i, x) for i, x in enumerate(given)]
-        for i, x in zip(self._copied, self._copies(), strict=True):
-            results[i] = x
+                operands = [*given]
+                for i, x in self._places:
+                    operands[i] = x
+        self._copies.into(results)
         return Call(results, self._addresses, operands, token)
 
 
@@ -253,12 +255,13 @@ class _Lying(NamedTuple):
     """Operands of one memory order: their places among all, and the addresses where they lie."""
 
     places: list[int]
+    pick: Callable[[Sequence[Any]], Sequence[Any]]
     addresses: list[int]
     order: torch.memory_format
 
     def lie(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether those given lie there in that order; loops in C, since there are hundreds."""
-        some = [given[i] for i in self.places]
+        some = self.pick(given)
         if self.order is torch.contiguous_format:
             dense = all(map(torch.Tensor.is_contiguous, some))
         else:

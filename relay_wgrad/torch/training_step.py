@@ -40,13 +40,10 @@ class _Piece(torch.autograd.Function):
     def forward(
         ctx: Any, program: Program, made: Forward, number: int, *_: torch.Tensor
     ) -> torch.Tensor:
-        given = program.pieces[number].given
-        # One tensor stands for all that lies in a graph's memory; what callers may change in place
-        # in the meantime autograd looks after.
-        kept = program.private if made.token is not None else ()
-        ctx.program, ctx.number = program, number
-        ctx.read = [made.read[i] if i in kept else None for i in given]
-        ctx.save_for_backward(made.token, *(made.read[i] for i in given if i not in kept))
+        reading = program.reading[number][made.token is not None]
+        ctx.program, ctx.number, ctx.reading = program, number, reading
+        ctx.hidden = reading.hidden(made.read)
+        ctx.save_for_backward(made.token, *reading.watched(made.read))
         return _link(made.result) if number else made.result
 
     @staticmethod
@@ -55,8 +52,7 @@ class _Piece(torch.autograd.Function):
             raise RuntimeError(
                 "TrainingStep: create_graph=True: its gradients have no gradients of their own"
             )
-        watched = iter(ctx.saved_tensors[1:])
-        read = [next(watched) if x is None else x for x in ctx.read]
+        read = ctx.reading.whole(ctx.hidden, ctx.saved_tensors[1:])
         handed = gradient.handed if ctx.number else Handed({0: gradient}, [])
         gradients, handed = ctx.program.backward(ctx.number, read, handed)
         link = _link(gradient)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .several import copy_each
+from .several import CopyEach
 
 aten = torch.ops.aten
 
@@ -22,13 +22,14 @@ class Writes(NamedTuple):
     copied: list[int]
     counted: list[int]
     steps: list[int]
+    copy_each: CopyEach
 
     def done(self, inputs: Sequence[Any], found: list[Any]) -> list[Any]:
         """The results that are the caller's, when the others are written."""
         end = len(found) - len(self.copied)
         with torch.no_grad():
             if self.copied:
-                copy_each([inputs[i] for i in self.copied], found[end:])
+                self.copy_each([inputs[i] for i in self.copied], found[end:])
             if self.counted:
                 torch._foreach_add_([inputs[i] for i in self.counted], self.steps)
         return found[:end]
@@ -38,7 +39,7 @@ def without_writes(graph: Any) -> tuple[Any, Writes]:
     """(a graph with what it copies into its operands as its last results, what it writes)."""
     writes = _writes(graph.graph)
     if not writes:
-        return graph, Writes([], [], [])
+        return graph, Writes([], [], [], CopyEach())
     places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     copied = torch.fx.Graph()
     of: dict[Any, Any] = {}
@@ -55,7 +56,8 @@ def without_writes(graph: Any) -> tuple[Any, Writes]:
     results = torch.fx.node.map_arg(graph.graph.output_node().args[0], lambda node: of[node])
     copied.output((*results, *values))
     counted, steps = [places[node.args[0]] for node in counts], [n.args[1].args[1] for n in counts]
-    done = Writes([places[node.args[0]] for node in others], counted, steps)
+    copied_to = [places[node.args[0]] for node in others]
+    done = Writes(copied_to, counted, steps, CopyEach())
     return torch.fx.GraphModule(graph, copied), done
 
 

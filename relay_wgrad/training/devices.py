@@ -63,9 +63,14 @@ def compiled_here(mod: tvm.IRModule, function: str) -> Any:
     return compile_module(mod, host_target(), function=function).vm
 
 
-def _cpu(target: Target | None = None, winograd: bool = True) -> Place:
+def cpu_target(winograd: bool = Options.winograd) -> Target:
+    """What a trainer on "cpu" is compiled for."""
+    return host_target(allow_winograd=winograd)
+
+
+def _cpu(target: Target | None = None, winograd: bool = Options.winograd) -> Place:
     def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
-        chosen = host_target(allow_winograd=winograd) if target is None else target
+        chosen = cpu_target(winograd) if target is None else target
         return compile_module(mod, chosen, progress=progress)
 
     return Place("cpu", tvm.cpu(), None, compile_for, HostTransfers)

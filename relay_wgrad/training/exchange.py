@@ -19,7 +19,7 @@ their values: so the weight is a tensor, nothing takes memory, and all-reduces a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -33,7 +33,7 @@ from ..frontend import TrainingGraph
 from ..frontend.loss import CrossEntropy
 from ..ops.process_mean import RUNS
 from ..transform.sync_norm import sync_batch_norm
-from .processes import Processes, as_torch, heard, on_stream
+from .processes import Processes, as_torch, heard, on_stream, scaled_sum
 
 Kind = tuple[tuple[int, ...], str]  # a tensor's shape and dtype
 
@@ -125,6 +125,8 @@ class Exchange:
         self.may_be_nothing = may_be_nothing
         self.own, self.is_begun = list[Any](), False
         self.outside: Callable[[Callable[[], None]], None] = _at_once
+        # A product makes nothing of 0 / 0.
+        self._scales = processes.scales and not may_be_nothing
         for name, function in (
             (RUNS[0], _process_mean), (RUNS[1], _transposed_mean), (SEND, _send),
         ):  # fmt: skip
@@ -141,10 +143,10 @@ class Exchange:
         self._sends: dict[int, _Bucket] = {}  # a step's, by their numbers
         # Of the step that runs: what was accumulated by buckets' numbers, where means of those go
         # that are packed, how many of them, the first ones, are given to PyTorch to be sent, and
-        # whether the share is there.
+        # whether the share and the sum of the weights are there.
         self._sums: Sequence[Sequence[Any]] = ()
         self._packed: dict[int, list[Any]] = {}
-        self._given, self._has_share = 0, False
+        self._given, self._has_share, self._has_sum = 0, False, False
         self._works: list[Any] = []  # all-reduces on their way
         self._infinite: list[Any] = []
 
@@ -163,7 +165,7 @@ class Exchange:
             # Packing one bucket takes place while the ones before are on their way.
             for places, bucket in self._buckets[kinds]:
                 bucket.pack([given[place] for place in places])
-                self._start([bucket])
+                self._start([(bucket, False)])
             self._wait()
             for places, bucket in self._buckets[kinds]:
                 bucket.divide()
@@ -178,7 +180,8 @@ class Exchange:
             that have no gradients; without, all means are of this batch alone.
         """
         self._packed.clear()
-        self._given, self._has_share, self._sums, self.is_begun = 0, False, sums, True
+        self._given, self._sums, self.is_begun = 0, sums, True
+        self._has_share = self._has_sum = False
 
     def send(self, number: int, tensors: Sequence[Any], means: Sequence[Any]) -> None:
         """Starts the all-reduce of a step's bucket, once those of lower numbers are on their way.
@@ -186,6 +189,8 @@ class Exchange:
         The tensors, which may be half ones of wider means, may be written over then; the means are
         there after `finish`.
         """
+        import torch
+
         with on_stream(self.processes.device):
             given = [as_torch(t) for t in tensors]
             if number not in self._sends:
@@ -193,22 +198,27 @@ class Exchange:
                 self._sends[number] = _Bucket(kinds, self.processes.device)
             self._sends[number].pack(given)
             self._packed[number] = [as_torch(t) for t in means]
-            starts = list[_Bucket]()
+            starts = list[_Start]()
             while self._given in self._packed:
+                bucket = self._sends[self._given]
                 if self._is_sum(self._given):
                     self._share_of_batch(starts)
                     self._add_up(self._given)
+                elif self._is_scaled(self._given):
+                    self._sum_of_weights(starts)
+                    torch.div(self.weight, self._sends[0].flat[-1], out=bucket.factor)
                 else:
-                    self._multiply(self._sends[self._given].flat, self.weight)
+                    self._multiply(bucket.flat, self.weight)
                 if self._is_sent(self._given):
-                    starts.append(self._sends[self._given])
+                    starts.append((bucket, self._is_scaled(self._given)))
                 self._given += 1
             if starts:
                 self.outside(partial(self._start, starts))
 
-    def finish(self) -> None:
+    def finish(self, lent: Collection[int] = ()) -> None:
         """Waits for what the step has sent, on a GPU on its stream: the means are where they go.
 
+        lent : buckets whose means are only in `means`.
         Raises ConnectionError where another process has gone.
         """
         import torch
@@ -218,11 +228,16 @@ class Exchange:
             self.outside(self._end)
             for number, means in self._packed.items():
                 bucket = self._sends[number]
-                if self._is_sent(number):
+                if self._is_sent(number) and not self._is_scaled(number):
                     bucket.divide()
-                torch._foreach_copy_(means, bucket.views)
+                if number not in lent:
+                    torch._foreach_copy_(means, bucket.views)
         self._packed.clear()
         self.is_begun = False
+
+    def means(self, number: int) -> list[Any]:
+        """A bucket's of the step that has finished, in memory that the next one writes over."""
+        return self._sends[number].results
 
     def give_away(self) -> None:
         """What the last call gave stays as it is: the next one takes other memory."""
@@ -265,14 +280,25 @@ class Exchange:
     def _is_sent(self, number: int) -> bool:
         return self._is_last or not self._is_sum(number)
 
-    def _share_of_batch(self, starts: list[_Bucket]) -> None:
-        """Makes it, by the sum of the weights, which all buckets have that were sent before."""
-        if self._has_share:
+    def _is_scaled(self, number: int) -> bool:
+        """Whether a bucket is multiplied by what makes its sum a mean on its way, without a pass of
+        its own; the first two, which are small, bring the sum of the weights."""
+        return self._scales and number > 1 and not self._is_sum(number)
+
+    def _sum_of_weights(self, starts: list[_Start]) -> None:
+        """Waits for it, once in a step; all buckets have it that were sent before."""
+        if self._has_sum:
             return
         if starts:
             self.outside(partial(self._start, [*starts]))
             starts.clear()
         self.outside(self._wait)
+        self._has_sum = True
+
+    def _share_of_batch(self, starts: list[_Start]) -> None:
+        if self._has_share:
+            return
+        self._sum_of_weights(starts)
         self._share.copy_(self.weight).mul_(self.processes.world / self.accumulate)
         self._share.div_(self._sends[0].flat[-1])
         self._has_share = True
@@ -295,16 +321,17 @@ class Exchange:
 
     # ---- what no graph can hold ------------------------------------------------------------------
 
-    def _start(self, starts: Sequence[_Bucket]) -> None:
+    def _start(self, starts: Sequence[_Start]) -> None:
         import torch.distributed as dist
 
         with heard(), on_stream(self.processes.device):
-            for bucket in starts:
+            for bucket, is_scaled in starts:
                 if bucket is self._sends.get(0):
                     self.own.append(tvm.runtime.from_dlpack(bucket.views[0].clone()))
                 if self.counts:
                     self._infinite.append(bucket.infinite())
-                self._works.append(dist.all_reduce(bucket.flat, async_op=True))
+                op = scaled_sum(bucket.factor) if is_scaled else dist.ReduceOp.SUM
+                self._works.append(dist.all_reduce(bucket.flat, op, async_op=True))
 
     def _wait(self) -> None:
         with heard(), on_stream(self.processes.device):
@@ -320,6 +347,10 @@ class Exchange:
             with on_stream(self.processes.device):
                 self.own.append(tvm.runtime.from_dlpack(torch.stack(self._infinite).sum()))
         self._infinite.clear()
+
+
+_Start = tuple["_Bucket", bool]
+"""What leaves, and whether it is scaled on its way."""
 
 
 def _at_once(action: Callable[[], None]) -> None:
@@ -379,7 +410,8 @@ def _send(number: int, *tensors: Any) -> None:
 class _Bucket:
     """Memory for some tensors of one dtype, one behind another, and the weight behind them.
 
-    flat : all of it; views : of it each tensor's part; results : these as TVM's.
+    flat : all of it; views : of it each tensor's part; results : these as TVM's; factor : what the
+        process multiplies it by on its way, if it does.
     """
 
     def __init__(self, kinds: Sequence[Kind], device: str) -> None:
@@ -390,6 +422,7 @@ class _Bucket:
         sizes = [math.prod(shape) for shape, _ in kinds]
         *starts, end = accumulate((-(-size // unit) * unit for size in sizes), initial=0)
         self.flat = torch.zeros(end + 1, dtype=getattr(torch, dtype), device=device)
+        self.factor = self.flat.new_zeros(())
         self.views = [
             self.flat[start : start + size].view(shape)
             for start, size, (shape, _) in zip(starts, sizes, kinds, strict=True)

@@ -43,7 +43,7 @@ class Options:
         compiled for a number when that first comes, and the least recently used one goes.  Each has
         memory of its own for intermediate results; parameters and their state are there once.
     winograd : whether "cpu" may take float32 sums of 3x3 kernels by Winograd's algorithm; a
-        target says it itself.
+        target says it itself, and none that is written by hand does (`host_target`).
 
     Raises TypeError for a switch that is neither True nor False.
     """

@@ -100,6 +100,11 @@ class Processes:
         """Whether this is the one that writes."""
         return self.rank == 0
 
+    @property
+    def scales(self) -> bool:
+        """Whether a sum can multiply what it adds up (`scaled_sum`): NCCL's can."""
+        return self.device != "cpu"
+
     def agree(self, options: Mapping[str, Any]) -> None:
         """Raises ValueError in every process where one has another option than the first."""
         found: list[Any] = [None] * self.world
@@ -174,6 +179,12 @@ class Processes:
     def leave(self) -> None:
         """Ends the group."""
         _distributed().destroy_process_group()
+
+
+def scaled_sum(factor: Any) -> Any:
+    """An all-reduce's operation: the sum of what each process multiplies by its factor, one number
+    on the device, of the tensor's dtype."""
+    return _distributed()._make_nccl_premul_sum(factor)
 
 
 @contextlib.contextmanager

@@ -179,6 +179,17 @@ class WholeStep:
         outputs, gradients = made
         return outputs, gradients
 
+    def _lent(self, made: Any) -> tuple[Tensors, Tensors]:
+        """`exchanged`, with gradients where they were added up: the step after writes there."""
+        if self._means is None:
+            return self.exchanged(made)
+        self._means.finish({number for number, some in enumerate(self._sent) if some})
+        outputs, gradients = made[0], list(made[1])
+        for number, some in enumerate(self._sent):
+            for place, mean in zip(some, self._means.means(number) if some else (), strict=True):
+                gradients[place] = mean
+        return outputs, gradients
+
     def held(
         self, inputs: Tensors, params: Tensors, state: Tensors, control: Any
     ) -> tuple[Made, list[Any]]:
@@ -197,7 +208,8 @@ class WholeStep:
         sums = state[self._sums] if self._accumulates else []
         if self._means is not None:
             self._means.begin([[sums[place] for place in some] for some in self._sent if sums])
-        outputs, gradients = self.exchanged(recorded(ADJOINT)(*values, *params, *scale))
+        made = recorded(ADJOINT)(*values, *params, *scale)
+        outputs, gradients = self.exchanged(made) if self._accumulates else self._lent(made)
         if self._accumulates and self._means is None:
             gradients = recorded(ACCUMULATE)(rates, sums, gradients)
         found = [recorded(FOUND)(gradients)] if self._dynamic else []
@@ -209,12 +221,12 @@ class WholeStep:
             [params[i] for i in self._trained], gradients, state,
             [params[i] for i in self._kept], [outputs[i] for i in self._new], updates, runs, rates,
         )  # fmt: skip
-        made = list(params)
+        new = list(params)
         for place, value in zip(self._trained, trained, strict=True):
-            made[place] = value
+            new[place] = value
         for place, value in zip(self._kept, statistics, strict=True):
-            made[place] = value
-        return (made, list(state), control), held
+            new[place] = value
+        return (new, list(state), control), held
 
 
 def _scale(control: Any) -> Any:

@@ -29,7 +29,7 @@ def kernel(family: str, problem: ConvProblem) -> Any:
     from legalize.generic import te_conv
 
     if family == "host":
-        target = cpu.host_target(allow_winograd=False)
+        target = cpu.host_target()
         return tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
     if family == "generic":
         given = [te.placeholder(problem.shape(r), problem.dtype(r), r) for r in problem.roles[:2]]
@@ -38,7 +38,7 @@ def kernel(family: str, problem: ConvProblem) -> Any:
         gpu = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
         func = cuda.prim_func(problem, gpu, simulate=True)
     else:
-        target = tvm.target.Target({"kind": "llvm", "mcpu": family, "keys": ["cpu", "no-winograd"]})
+        target = tvm.target.Target({"kind": "llvm", "mcpu": family})
         return tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
     return tvm.compile(func.with_attr("global_symbol", "main"), target="llvm")["main"]
 

@@ -4,7 +4,7 @@ namespace {
 
 const Conv kConvs[] = {
     {"dgrad n=8 c=64 h=56 w=56 k=64 r=3 s=3 stride=1,1 pad=1,1,1,1 dil=1,1 groups=1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16 +mask",
-     Kind::kDgrad, true, 2, {1, 1}, {1, 1, 1, 1}, {1, 1}, 1, CUDNN_DATA_HALF, CUDNN_DATA_HALF, CUDNN_DATA_HALF, kMask, kAllowTf32, -1},
+     Kind::kDgrad, true, 2, {1, 1}, {1, 1, 1, 1}, {1, 1}, 1, CUDNN_DATA_HALF, CUDNN_DATA_HALF, CUDNN_DATA_HALF, kMask, kAllowTf32, -1, nullptr},
 };
 
 }  // namespace

@@ -4,7 +4,7 @@ namespace {
 
 const Conv kConvs[] = {
     {"wgrad n=8 c=64 h=56 w=56 k=64 r=3 s=3 stride=1,1 pad=1,1,1,1 dil=1,1 groups=1 layout=NCHW/OIHW/NCHW dtype=f32/f32/f32",
-     Kind::kWgrad, false, 2, {1, 1}, {1, 1, 1, 1}, {1, 1}, 1, CUDNN_DATA_FLOAT, CUDNN_DATA_FLOAT, CUDNN_DATA_FLOAT, 0, kAllowTf32 | kDeterministic, -1},
+     Kind::kWgrad, false, 2, {1, 1}, {1, 1, 1, 1}, {1, 1}, 1, CUDNN_DATA_FLOAT, CUDNN_DATA_FLOAT, CUDNN_DATA_FLOAT, 0, kAllowTf32 | kDeterministic, -1, nullptr},
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,9 @@ def test_value_and_grad(name: str) -> None:
     step = value_and_grad(loss, given, device="cuda:0")
     cpu = jax.devices("cpu")[0]
     with jax.enable_x64(True), jax.default_device(cpu):
-        wanted = jax.tree.map(np.asarray, jax.value_and_grad(loss)(*jax.device_put(exact, cpu)))
+        # In one program: XLA takes minutes to compile its operators one by one.
+        reference = jax.jit(jax.value_and_grad(loss))
+        wanted = jax.tree.map(np.asarray, reference(*jax.device_put(exact, cpu)))
     got = step(*given)
     assert all(d.platform == "gpu" for leaf in jax.tree.leaves(got) for d in leaf.devices())
     found = distances(got, wanted)
@@ -68,6 +71,44 @@ def test_steps_follow_each_other() -> None:
     theirs, wanted = trained(reference)
     assert np.allclose(ours, theirs, rtol=5e-3), (ours, theirs)
     assert distances(last, jax.tree.map(np.asarray, wanted))[-1] < 5e-3
+
+
+def long_work(x: Any) -> Any:
+    """x, after a while of the GPU's."""
+    size = 4096
+    a = jax.numpy.full((size, size), 1.0 / size, "float32") + x.ravel()[0] * 0
+    a = jax.lax.fori_loop(0, 400, lambda _, a: a @ a, a)
+    return x + a[0, 0] * 0
+
+
+def test_a_call_waits_for_nothing() -> None:
+    """Neither for what computes its arguments, which are given up right after it, nor for another
+    function's; and what takes its results has them."""
+    x = jax.device_put(np.arange(1 << 16, dtype="float32"))
+    first = compiled(lambda a: (a * 2 + 1, a.sum()), (x,), device="cuda:0")
+    second = compiled(lambda a: a * a - 3, (x,), device="cuda:0")
+    work = jax.jit(long_work)
+    for _ in range(2):  # the first time things are compiled
+        jax.block_until_ready((work(x), first(x), second(x)))
+    began = time.perf_counter()
+    jax.block_until_ready(work(x))
+    whole = time.perf_counter() - began
+    began = time.perf_counter()
+    given = work(x)
+    product, total = first(given)
+    other = second(given)
+    last = second(product)
+    given.delete()
+    product_again = product + 0
+    product.delete()
+    returned = time.perf_counter() - began
+    y = np.arange(1 << 16, dtype="float32")
+    for got, want in (
+        (product_again, y * 2 + 1), (total, y.sum(dtype="float64")), (other, y * y - 3),
+        (last, (y * 2 + 1) ** 2 - 3),
+    ):  # fmt: skip
+        assert np.allclose(got, want, rtol=1e-5)
+    assert returned < whole / 2, (returned, whole)
 
 
 def test_threads() -> None:

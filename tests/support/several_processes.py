@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -199,6 +200,47 @@ def sent_early(folder: Path) -> None:
     alone = Trainer(graph, FAST)
     both(trainer, lambda: stepped(alone, data_of(graph, samples(40), whole=True).batch(0)), 10,
          {"arrays": samples(40)})  # fmt: skip
+    exchange.LIMITS = LIMITS
+
+
+class Scaled(NamedTuple):
+    """What NCCL multiplies and adds up, in a group of Gloo's."""
+
+    factor: torch.Tensor
+
+
+@check
+def sent_scaled(folder: Path) -> None:
+    """Buckets behind the first two are multiplied on their way, by shares of batches that differ,
+    and gradients lie where they were added up; also in steps that are repeated."""
+    all_reduce, scaled = dist.all_reduce, list[float]()
+
+    def by_gloo(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, **more: Any) -> Any:
+        if isinstance(op, Scaled):
+            tensor.mul_(op.factor)
+            scaled.append(float(op.factor))
+            op = dist.ReduceOp.SUM
+        return all_reduce(tensor, op, **more)
+
+    exchange.LIMITS = (1, 1)
+    with (
+        mock.patch.object(Processes, "scales", True),
+        mock.patch.object(exchange, "scaled_sum", Scaled),
+        mock.patch.object(dist, "all_reduce", by_gloo),
+    ):
+        graph, arrays = graph_of(), samples(21)
+        trainer = Trainer(graph, FAST, distributed=True)
+        both(trainer, lambda: Trainer(graph, FAST), 10, {"arrays": arrays, "drop_last": False})
+        assert len(scaled) == 10 * (len(graph.trainable) - 1)
+        assert len(set(scaled)) > 1
+        data = data_of(graph, arrays, drop_last=False)
+        means = [x.numpy() for x in trainer.gradients(data.batch(0))[1]]
+        kept = [x.copy() for x in means]
+        trainer.step(data.batch(1))
+        for mean, before in zip(means, kept, strict=True):
+            np.testing.assert_array_equal(mean, before)
+        update = Update(accumulate=2)
+        both_of(graph, 6, update=update)
     exchange.LIMITS = LIMITS
 
 

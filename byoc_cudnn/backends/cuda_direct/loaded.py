@@ -8,17 +8,13 @@ its function `CONVOLUTION` takes what a row of a module's source has and a kerne
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any
 
-from relay_wgrad.locks import lock
-from relay_wgrad.output import working_folder
 from relay_wgrad.problem import ConvProblem
 
 from ...building.compilers import missing
 from ...building.fixed_source import Standing
-from ...building.toolchain import Toolchain, find, run_tool
+from ...building.loaded_objects import entry_of
 from ...codegen.any_problem import attributes, tables
 from ...codegen.linked import DTYPES
 from ...codegen.templates import shared, template
@@ -52,17 +48,6 @@ def arguments(problem: ConvProblem, kernel: Kernel, address: int) -> tuple[Any, 
 
 
 LIBRARY = Standing("direct-library", "cuda_direct's library", source, missing)
-_SECONDS = 600
-_ENTRY = "relay_wgrad_kernel"
-_STUB = """\
-extern "C" int %s();
-extern "C" __attribute__((visibility("default"))) void* relay_wgrad_kernel() {
-  return reinterpret_cast<void*>(%s);
-}
-"""
-
-_lock = lock()
-_addresses: dict[tuple[str, tuple[int, ...]], int] = {}
 
 
 def convolution(problem: ConvProblem, options: Options, arch: int) -> Any:
@@ -76,8 +61,8 @@ def convolution(problem: ConvProblem, options: Options, arch: int) -> Any:
     ToolchainError : if something has to be built, and what that needs is missing or fails.
     """
     kernel = choose(problem, (), options, arch)
-    module = LIBRARY.module()
-    return module[CONVOLUTION](*arguments(problem, kernel, address(kernel, arch)))
+    built = address(kernel, arch)  # before the library, for which other threads may wait
+    return LIBRARY.module()[CONVOLUTION](*arguments(problem, kernel, built))
 
 
 def plans() -> list[str]:
@@ -87,36 +72,4 @@ def plans() -> list[str]:
 
 def address(kernel: Kernel, *archs: int) -> int:
     """Of a kernel's function in this process.  Raises ToolchainError as `convolution` does."""
-    key = (kernel.name, archs)
-    if key not in _addresses:
-        found = find()
-        (made,) = objects_of([(archs, kernel.name)], found)
-        library = linked(made, kernel.name, found)
-        with _lock:
-            _addresses[key] = entry(library)
-    return _addresses[key]
-
-
-def entry(library: Path) -> int:
-    """The address of the function that a library of `linked` is made of; it stays loaded."""
-    given = ctypes.CDLL(str(library))[_ENTRY]  # another object each time it is asked for
-    given.restype = ctypes.c_void_p
-    return int(given())
-
-
-def linked(made: Path, name: str, found: Toolchain) -> Path:
-    """The library of an object, beside it."""
-    path = made.with_suffix(".so")
-    if not path.is_file() or path.is_symlink():
-        with working_folder(made.parent) as folder:
-            stub, library = folder / "stub.cc", folder / "kernel.so"
-            stub.write_text(_STUB % (name, name), encoding="utf-8")
-            cuda = found.cuda.shared_library
-            assert cuda is not None
-            command = [
-                *found.compiler, "-O1", "-fPIC", "-shared", str(stub), str(made), "-o",
-                str(library), "-Xlinker", "-rpath", "-Xlinker", str(cuda.parent), str(cuda),
-            ]  # fmt: skip
-            run_tool(command, f"{name}: the compiler", _SECONDS)
-            library.replace(path)
-    return path
+    return entry_of(kernel.name, archs, lambda found: objects_of([(archs, kernel.name)], found)[0])

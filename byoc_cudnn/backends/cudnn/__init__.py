@@ -8,7 +8,7 @@ from typing import Any
 from ...building.toolchain import Toolchain
 from ...codegen.regions import Region
 from ..base import Backend, rows_of
-from . import check, codegen, loaded
+from . import check, codegen, loaded, scaled_half
 
 
 def _tried(region: Region, arch: int, most: int) -> Sequence[Mapping[str, Any]]:
@@ -28,6 +28,7 @@ BACKEND = Backend(
     accepts=check.check,
     rows=rows_of(check.NAME, check.EPILOGUES, check.check),
     generate=lambda regions, _: codegen.generate(regions),
+    inputs=scaled_half.inputs,
     pins=("benchmark",),
     tried=_tried,
     version=_version,

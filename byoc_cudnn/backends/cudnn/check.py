@@ -5,7 +5,8 @@ Static rules only, so that a module can be partitioned on a machine without a GP
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import os
+from dataclasses import dataclass, field, fields
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
@@ -25,6 +26,10 @@ DTYPES = ("float16", "bfloat16", "float32")
 HALVES = ("float16", "bfloat16")
 MAX_ELEMENTS = 2**31
 """cuDNN counts a tensor's elements in 32 bits."""
+SCALED_HALF = "RELAY_WGRAD_SCALED_HALF"
+"""The variable that says what `Options.scaled_half` is where it is not given: 0 is false.  With
+`always` nothing is compared (`templates/cudnn_scaled.h`), for tests.
+"""
 
 EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
     ConvKind.FPROP: ("bias_relu", "bias", "relu", ""),
@@ -32,6 +37,10 @@ EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
     ConvKind.WGRAD: ("",),
 }
 """Kind -> its epilogues, big to small."""
+
+
+def _scaled_half() -> bool:
+    return os.environ.get(SCALED_HALF, "1").strip() != "0"
 
 
 @dataclass(frozen=True)
@@ -42,21 +51,26 @@ class Options:
     benchmark : plans are timed once per problem and the fastest taken; else cuDNN's heuristic.
     deterministic : only plans that give the same bits every time.
     workspace_limit : bytes of scratch memory that a plan may use; None: `workspace_of`.
+    scaled_half : with `allow_tf32`, weight gradients of float32, channels last and in eights, may
+        be computed with float16 operands that are scaled by channel (`scaled_half.py`): where that
+        is faster, by times with `benchmark`, else as expected of an H200.  By default true, unless
+        $RELAY_WGRAD_SCALED_HALF is 0.
     """
 
     allow_tf32: bool = True
     benchmark: bool = False
     deterministic: bool = False
     workspace_limit: int | None = None
+    scaled_half: bool = field(default_factory=_scaled_half)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "workspace_limit" and value is None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "workspace_limit" and value is None:
                 continue
-            wanted = int if field.name == "workspace_limit" else bool
+            wanted = int if each.name == "workspace_limit" else bool
             if type(value) is not wanted:
-                raise TypeError(f"cudnn: {field.name} must be {wanted.__name__}, got {value!r}")
+                raise TypeError(f"cudnn: {each.name} must be {wanted.__name__}, got {value!r}")
         if self.workspace_limit is not None and not 0 <= self.workspace_limit < 2**63:
             raise ValueError(
                 f"cudnn: workspace_limit must be at least 0 and less than 2**63,"

@@ -16,12 +16,14 @@ from ...codegen.regions import Region
 from ...codegen.templates import template
 from ...fused import STEPS
 from ..base import plans_of
+from . import scaled_half
 from .check import CODEGEN, Options
 
 PLANS = plans_of(CODEGEN)  # an exported function: the plans chosen so far, as text
 _TEMPLATES = (
-    "cuda_common.h", "cuda_tensor.h", "conv_operands.h", "cudnn_graph.h", "cudnn_plan.h",
-    "cudnn_record.h", "cudnn_runtime.h", "cudnn_call.h", "cuda_entry.h",
+    "scaled_half_call.h", "cuda_common.h", "cuda_tensor.h", "conv_operands.h", "cudnn_graph.h",
+    "cudnn_scaled.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h", "cudnn_call.h",
+    "cuda_entry.h",
 )  # fmt: skip
 DTYPES = {
     "float16": "CUDNN_DATA_HALF",
@@ -85,7 +87,10 @@ def generate(regions: Sequence[Region]) -> str:
     for region in regions:
         index = rows.setdefault(_row(region), len(rows))
         functions.append(exported(region, index))
-    return source(head_and_runtime(), rows, functions, PLANS)
+    runtime, built = head_and_runtime(), dict[str, tuple[int, ...]]()
+    if any(scaled_half.KERNEL in row for row in rows):
+        runtime, built = runtime + scaled_half.DECLARED, {scaled_half.KERNEL: scaled_half.ARCHS}
+    return source(runtime, rows, functions, PLANS, built=built)
 
 
 def _row(region: Region) -> str:
@@ -106,5 +111,6 @@ def _row(region: Region) -> str:
         " | ".join(f"k{STEPS[e].word}" for e in region.epilogue) or "0",
         " | ".join(options) or "0",
         str(-1 if o.workspace_limit is None else o.workspace_limit),
+        scaled_half.KERNEL if scaled_half.may_serve(p, o) else "nullptr",
     ]
     return "    {" + ",\n     ".join([values[0], ", ".join(values[1:])]) + "},"

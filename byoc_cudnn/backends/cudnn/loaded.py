@@ -14,6 +14,7 @@ from relay_wgrad.problem import ConvProblem
 from ...building.fixed_source import Standing
 from ...codegen.any_problem import attributes, tables
 from ...codegen.templates import shared, template
+from . import scaled_half
 from .check import CODEGEN, LAYOUTS, VOLUME_LAYOUTS, Options
 from .codegen import DTYPES, OPTIONS, PLANS, head_and_runtime
 
@@ -34,11 +35,14 @@ def source() -> str:
     ])  # fmt: skip
 
 
-def arguments(problem: ConvProblem, options: Options) -> tuple[Any, ...]:
-    """What `CONVOLUTION` takes for a problem, of which its sizes are for messages only."""
+def arguments(problem: ConvProblem, options: Options, scaled: int = 0) -> tuple[Any, ...]:
+    """What `CONVOLUTION` takes for a problem, of which its sizes are for messages only.
+
+    scaled : the address of the kernel of `scaled_half`, where that may serve.
+    """
     limit = options.workspace_limit
     chosen = [name for name in OPTIONS if getattr(options, name)]
-    return (*attributes(problem), chosen, -1 if limit is None else limit)
+    return (*attributes(problem), chosen, -1 if limit is None else limit, scaled)
 
 
 LIBRARY = Standing("cudnn-library", "cuDNN's library", source, lambda found: found.missing())
@@ -54,7 +58,8 @@ def convolution(problem: ConvProblem, options: Options) -> Any:
     ValueError : for what cuDNN has not: asymmetric padding, other layouts or dtypes.
     ToolchainError : if the library has to be built, and something for that is missing or fails.
     """
-    return LIBRARY.module()[CONVOLUTION](*arguments(problem, options))
+    scaled = scaled_half.address() if scaled_half.may_serve(problem, options) else 0
+    return LIBRARY.module()[CONVOLUTION](*arguments(problem, options, scaled))
 
 
 def plans() -> list[str]:

@@ -55,6 +55,12 @@ class Node:
             return self.static(index, name).tolist()
         return self.attr(name, default)
 
+    def numbers(self, name: str, index: int, default: Any = None) -> Any:
+        """A `setting` that is a vector.  Raises ValueError where the operand is none."""
+        if self.has(index) and (given := self.static(index, name)).ndim != 1:
+            raise ValueError(f"{name}={given.tolist()}: expected a vector")
+        return self.setting(name, index, default)
+
 
 def array_of(what: str, tensor: onnx.TensorProto) -> Array:
     """A tensor that the file holds.  Raises ValueError naming it where its data are missing."""

@@ -21,6 +21,7 @@ from ...problem import DTYPE_BYTES
 from .. import activations as act
 from ..arithmetic import remainder
 from ..context import FLOATS, Context, shape_of
+from ..sizes import broadcasts_to
 from .dtypes import FLOAT_TYPES, OTHER_TYPES, as_float
 from .indexing import INDEXING
 from .nn import LAYERS
@@ -114,7 +115,7 @@ def prelu(ctx: Context, node: Node) -> Any:
     """PRelu: a slope that is broadcast to x."""
     x, slope = ctx.tensor(node.operand(0)), ctx.parameter(node.operand(1), "slope")
     shape = shape_of(x)
-    if np.broadcast_shapes(shape, shape_of(slope)) != shape:
+    if not broadcasts_to(shape_of(slope), shape):
         raise ValueError(f"a slope of {list(shape_of(slope))} is not broadcast to {list(shape)}")
     return act.sloped(ctx, x, slope)
 

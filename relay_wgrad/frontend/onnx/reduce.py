@@ -24,7 +24,7 @@ def _reduced(function: Reduction) -> Callable[[Context, Node], Any]:
 
     def build(ctx: Context, node: Node) -> Any:
         x = ctx.tensor(node.operand(0))
-        axes, rank = list(node.setting("axes", 1) or []), len(shape_of(x))
+        axes, rank = list(node.numbers("axes", 1) or []), len(shape_of(x))
         if not axes and node.attr("noop_with_empty_axes", 0):
             return x
         if any(not -rank <= a < rank for a in axes) or len({a % rank for a in axes}) != len(axes):

@@ -43,8 +43,8 @@ def _sizes_and_scales(ctx: Context, node: Node) -> tuple[list[int], list[int], l
     """(axes, their new sizes, their scales)."""
     shape = shape_of(ctx.tensor(node.operand(0)))
     named = node.proto.op_type == "Upsample" or ctx.options.opset < 11
-    scales = node.setting("scales", 1 if named else 2)
-    sizes = None if named else node.setting("sizes", 3)
+    scales = node.numbers("scales", 1 if named else 2)
+    sizes = None if named else node.numbers("sizes", 3)
     axes = [int(a) % len(shape) for a in node.attr("axes", range(len(shape)))]
     if not scales and not sizes:
         raise ValueError("scales or sizes are missing")

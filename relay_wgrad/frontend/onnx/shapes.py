@@ -88,7 +88,7 @@ def flatten(ctx: Context, node: Node) -> Any:
 def squeeze(ctx: Context, node: Node) -> Any:
     """Squeeze, as a reshape: relax.squeeze has no gradient."""
     shape = shape_of(ctx.tensor(node.operand(0)))
-    axes = node.setting("axes", 1)
+    axes = node.numbers("axes", 1)
     if axes is None:
         axes = [i for i, d in enumerate(shape) if d == 1]
     drop = {axis_of(a, len(shape)) for a in axes}
@@ -100,7 +100,7 @@ def squeeze(ctx: Context, node: Node) -> Any:
 def unsqueeze(ctx: Context, node: Node) -> Any:
     """Unsqueeze, as a reshape."""
     shape = list(shape_of(ctx.tensor(node.operand(0))))
-    axes = [int(a) for a in node.setting("axes", 1, [])]
+    axes = [int(a) for a in node.numbers("axes", 1, [])]
     rank = len(shape) + len(axes)
     places = [axis_of(a, rank) for a in axes]
     if len(set(places)) != len(places):
@@ -129,7 +129,7 @@ def split(ctx: Context, node: Node) -> list[Any]:
     x = ctx.tensor(node.operand(0))
     axis = axis_of(node.attr("axis", 0), len(shape_of(x)))
     total, count = shape_of(x)[axis], len(node.proto.output)
-    sizes = node.setting("split", 1)
+    sizes = node.numbers("split", 1)
     if sizes is None or _is_of_another_batch(ctx, node, axis, sizes):
         sizes = _equal_parts(total, count)
     if not same(sum(sizes), total) or any(isinstance(n, int) and n < 1 for n in sizes):
@@ -196,10 +196,10 @@ def pad(ctx: Context, node: Node) -> Any:
     mode = node.attr("mode", "constant")
     if mode not in _BORDERS:
         raise ValueError(f"mode {mode!r}: only {', '.join(_BORDERS)} are supported")
-    pads = [int(p) for p in node.setting("pads", 1)]
+    pads = [int(p) for p in node.numbers("pads", 1)]
     fill = node.setting("value", 2, 0.0)
     fill = fill[0] if isinstance(fill, list) else fill
-    axes = [axis_of(a, rank) for a in node.setting("axes", 3, list(range(rank)))]
+    axes = [axis_of(a, rank) for a in node.numbers("axes", 3, list(range(rank)))]
     if len(pads) != 2 * len(axes):
         raise ValueError(f"pads {pads}: expected two for each of the axes {axes}")
     widths = [(0, 0)] * rank
@@ -235,11 +235,11 @@ def slice_(ctx: Context, node: Node) -> Any:
     """Slice between constant bounds, also backwards."""
     x = ctx.tensor(node.operand(0))
     rank = len(shape_of(x))
-    starts, ends = node.setting("starts", 1), node.setting("ends", 2)
+    starts, ends = node.numbers("starts", 1), node.numbers("ends", 2)
     if starts is None or ends is None or len(starts) != len(ends):
         raise ValueError(f"starts={starts}, ends={ends}: expected as many of both")
-    axes = node.setting("axes", 3, list(range(len(starts))))
-    steps = node.setting("steps", 4, [1] * len(starts))
+    axes = node.numbers("axes", 3, list(range(len(starts))))
+    steps = node.numbers("steps", 4, [1] * len(starts))
     if not len(axes) == len(steps) == len(starts):
         raise ValueError(f"axes={axes}, steps={steps}: expected {len(starts)} of each")
     for start, end, given, step in zip(starts, ends, axes, steps, strict=True):

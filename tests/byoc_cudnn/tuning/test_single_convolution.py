@@ -140,6 +140,8 @@ def test_many_sizes_of_a_layer(device: Device) -> None:
 def test_kernels_are_built_ahead(device: Device) -> None:
     problems = [PROBLEM, PROBLEM, DENSE, replace(PROBLEM, n=4)]
     assert single_convolution.prefetch(problems, DIRECT, 0) == 6
+    kernels = len({*device.built})
+    assert len({*device.built[:kernels]}) == kernels < 6  # each by one thread, before any again
     choose(PROBLEM, base(), DIRECT, 0)
     device.built.clear()
     assert (

@@ -11,11 +11,13 @@ from tvm.target import Target
 import legalize.cpu
 import relay_wgrad
 from legalize.cpu.choose import RULES, Rule
-from legalize.cpu.machine import Machine
+from legalize.cpu.machine import WINOGRAD, Machine
 from relay_wgrad.facts import lowered_convolutions
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-AVX512, AVX2 = ({"kind": "llvm", "mcpu": f"x86-64-{v}"} for v in ("v4", "v3"))
+AVX512, AVX2 = (
+    {"kind": "llvm", "mcpu": f"x86-64-{v}", "keys": ["cpu", WINOGRAD]} for v in ("v4", "v3")
+)
 WIDE = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
 
 
@@ -73,12 +75,16 @@ def test_all_are_tried() -> None:
     assert sorted(CASES) == sorted(rule.name for rule in RULES)
 
 
-def test_a_target_without_winograd() -> None:
-    target = Target({"kind": "llvm", "mcpu": "x86-64-v4", "keys": ["cpu", "no-winograd"]})
-    assert legalize.cpu.kernel(CASES["Winograd"][0], target).name == "direct"
+@pytest.mark.parametrize("target", [{"kind": "llvm", "mcpu": "x86-64-v4"}, "llvm"], ids=str)
+def test_direct_sums_unless_the_target_says(target: Any) -> None:
+    """Relay's and Relax's users compare with direct sums, to 1e-5 of each number."""
+    assert legalize.cpu.kernel(CASES["Winograd"][0], Target(target)).name == "direct"
 
 
-KINDS = {"llvm": legalize.cpu.host_target(), "cuda": Target({"kind": "cuda", "arch": "sm_90"})}
+KINDS = {
+    "llvm": legalize.cpu.host_target(allow_winograd=True),
+    "cuda": Target({"kind": "cuda", "arch": "sm_90"}),
+}
 
 
 @pytest.mark.usefixtures("registered")

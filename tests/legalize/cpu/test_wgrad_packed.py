@@ -21,9 +21,7 @@ from tests.support.problems import random_operands, random_problem, tolerance
 HOST = cpu.host_target()
 FEATURES = ["+avx2", "+fma"] if "avx2" in tvm.target.codegen.llvm_get_cpu_features(HOST) else []
 # 16 registers: of 32 bytes if this host has them, of 16 otherwise.
-TARGET = Target(
-    {"kind": "llvm", "mattr": sorted(FEATURES), "num-cores": 3, "keys": ["no-winograd"]}
-)
+TARGET = Target({"kind": "llvm", "mattr": sorted(FEATURES), "num-cores": 3})
 
 # With units of few pixels, all of these have several, and panels that are not full.
 LINES = """

@@ -12,7 +12,7 @@ import tvm
 from tvm.target import Target
 
 from legalize import cpu
-from legalize.cpu.machine import machine
+from legalize.cpu.machine import WINOGRAD, machine
 from legalize.cpu.winograd import algorithm as winograd
 from legalize.cpu.winograd import kernels as winograd_kernels
 from legalize.cpu.winograd import weights as winograd_weights
@@ -25,7 +25,7 @@ from tests.support.problems import (
     torch_reference,
 )
 
-TARGET = cpu.host_target()
+TARGET = cpu.host_target(allow_winograd=True)
 # The transforms' own rounding: what the documentation promises, and what PyTorch's users accept.
 ERROR = 1e-5
 
@@ -134,7 +134,9 @@ def test_weights_are_transformed_in_tasks_where_there_are_many() -> None:
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("mattr", [[], ["+avx2", "+fma"], ["+avx512f"]], ids=str)
 def test_targets(mattr: list[str], kind: ConvKind) -> None:
-    config: dict[str, Any] = {"kind": "llvm", "num-cores": 3, "mattr": mattr}
+    config: dict[str, Any] = {
+        "kind": "llvm", "num-cores": 3, "mattr": mattr, "keys": ["cpu", WINOGRAD],
+    }  # fmt: skip
     if not {x[1:] for x in mattr} <= set(tvm.target.codegen.llvm_get_cpu_features(TARGET)):
         pytest.skip("this host lacks some of the target's instructions")
     problem = ConvProblem.parse(f"{kind.value} n=2 c=20 h=9 w=11 k=24 r=3 s=3 pad=1,1,1,1")
@@ -178,7 +180,9 @@ def test_matrices_are_a_trilinear_algorithm() -> None:
 
 
 def test_aarch64_is_generated() -> None:
-    target = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 4})
+    target = Target(
+        {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 4, "keys": ["cpu", WINOGRAD]}
+    )
     assert machine(target).registers == 32
     for kind in ConvKind:
         line = f"{kind.value} n=4 c=32 h=28 w=28 k=32 r=3 s=3 pad=1,1,1,1"

@@ -234,7 +234,7 @@ CHANGES: dict[str, Callable[[], dict[str, Any]]] = {
     "a size": lambda: {"mod": module(size=SIZE + 1)},
     "the target": lambda: {"target": Target({"kind": "llvm", "opt-level": 1})},
     "a key of the target": lambda: {
-        "target": Target({"kind": "llvm", "opt-level": 0, "keys": ["cpu", "no-winograd"]})
+        "target": Target({"kind": "llvm", "opt-level": 0, "keys": ["cpu", "winograd"]})
     },
     "the function": lambda: {"mod": renamed(), "function": "other"},
 }

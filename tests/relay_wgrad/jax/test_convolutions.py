@@ -18,7 +18,7 @@ from jax import lax  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
 import relay_wgrad.jax as rj  # noqa: E402
-from relay_wgrad.jax import choice, foreign  # noqa: E402
+from relay_wgrad.jax import foreign  # noqa: E402
 from relay_wgrad.jax.records import Options  # noqa: E402
 from relay_wgrad.problem import ConvKind, ConvProblem  # noqa: E402
 from tests.support.children import run_code  # noqa: E402
@@ -200,34 +200,6 @@ def test_errors_are_laxs() -> None:
     for function in (rj.conv_general_dilated, lax.conv_general_dilated):
         with pytest.raises(ValueError, match="feature_group_count"):
             function(X, W, (1, 1), "SAME", feature_group_count=4)
-    with pytest.raises(ValueError, match="platforms are cpu, cuda, got 'tpu'"):
-        rj.set_measured("tpu")
-
-
-def test_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is asked for, XLA's kernel is taken where it is faster; times are kept."""
-    x, w = jnp.asarray(X[:3]), jnp.asarray(W)
-    before = rj.set_measured("cpu")
-    try:
-        timed: list[choice.Times] = []
-        times = choice.times
-
-        def noted(*args: Any) -> Any:
-            found = times(*args)
-            timed.append(found)
-            return choice.Times(2.0, 1.0)
-
-        monkeypatch.setattr(choice, "times", noted)
-        with rj.recorded() as records:
-            got = jax.jit(lambda x, w: rj.conv(x, w, (1, 1), "SAME"))(x, w)
-        assert error(got, lax.conv(x, w, (1, 1), "SAME")) < 1e-12
-        assert "XLA's is faster: 1.000 ms, this package's 2.000" in records[1].reason
-        jax.clear_caches()
-        jax.jit(lambda x, w: rj.conv(x, w, (1, 1), "SAME"))(x, w)
-        assert timed[0] == timed[1]
-        assert min(timed[0]) > 0
-    finally:
-        rj.set_measured(*before)
 
 
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
+from tvm_ffi import structural_map
 
 import legalize.cpu
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
+from relay_wgrad.pipeline.math_functions import right_function
+from tests.support.built import built
 from tests.support.compiled import virtual_machine
 from tests.support.cuda_source import cuda_source
 from tests.support.math_functions import module, wrong
@@ -57,3 +62,56 @@ def test_of_itself_many_times(name: str) -> None:
         want = functions.get(name, getattr(np, name, None))(0.5 * want)
     got = machine["main"](tvm.runtime.tensor(given)).numpy()
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def _on_the_cpu(node: tvm.ir.Call) -> tvm.ir.Call:
+    """CUDA's functions by the CPU's."""
+    of = {"__expf": "expf", "copysignf": "copysignf"}
+    name = node.args[0].value if str(node.op.name) == "tirx.call_pure_extern" else ""
+    if name == "__fdividef":
+        return node.args[1] / node.args[2]
+    return tirx.call_pure_extern("float32", of[name], *node.args[1:]) if name in of else node
+
+
+@pytest.mark.parametrize("name", ["erf", "exp"])
+def test_approximations_are_far_within_a_half(name: str) -> None:
+    """What CUDA's kernels of halves compute, in float32: a thousandth of what a bfloat16 rounds."""
+    a = te.placeholder((4096,), "float32", name="a")
+    function = getattr(tirx, name)
+    quick = te.compute(
+        a.shape, lambda i: right_function(function(a(i)), "cuda", rounded=True), name="quick"
+    )
+    kernel = te.create_prim_func([a, quick])
+    kernel = kernel.with_body(structural_map(kernel.body, [(tvm.ir.Call, _on_the_cpu)]))
+    rng = np.random.default_rng(0)
+    x = np.concatenate([
+        rng.uniform(-6, 6, 2048), rng.choice((-1, 1), 2040) * np.exp(rng.uniform(-40, 0, 2040)),
+        [np.nan, np.inf, -np.inf, 0.0, 0.5, -0.5, 40.0, -40.0],
+    ]).astype("float32")  # fmt: skip
+    got = np.full(4096, np.nan, "float32")
+    out = tvm.runtime.tensor(got)
+    tvm.compile(kernel, target="llvm")(tvm.runtime.tensor(x), out)
+    got = out.numpy()
+    with np.errstate(over="ignore"):
+        want = getattr(torch, name)(torch.tensor(x).double()).numpy().astype("float32")
+    np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_kernel_of_halves_has_no_branch_for_erf(dtype: str) -> None:
+    """Nor its value twice: nvcc sees that two of one argument are equal."""
+    x = relax.Var("x", relax.TensorType((4, 64), dtype))
+
+    def body(emit: Any) -> Any:
+        wide = emit(relax.op.astype(x, "float32"))
+        y = emit(relax.op.nn.gelu(wide))
+        return emit(relax.op.astype(emit(relax.op.multiply(y, emit(relax.op.exp(y)))), dtype))
+
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
+    source = cuda_source(
+        tvm.compile(built([x], body), target=target, relax_pipeline=cuda_pipeline()).mod
+    )
+    kernels = source[source.index("__launch_bounds__") :]
+    exact = bool(re.search(r"\berff\(", kernels)) and bool(re.search(r"\bexpf\(", kernels))
+    quick = "__expf(" in kernels and "copysignf(" in kernels
+    assert (exact, quick) == ((True, False) if dtype == "float32" else (False, True))

@@ -92,7 +92,7 @@ def two_near(bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var) -
 
 
 def two_far(bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var) -> list[relax.Expr]:
-    a = bb.emit(R.add(x, y))
+    a = bb.emit(R.add(R.cumsum(x, 0), R.cumsum(y, 0)))  # made, and not kept
     first = [bb.emit(v) for v in sums(R.exp(a))]
     for _ in range(80):
         r = bb.emit(R.tanh(r))
@@ -122,7 +122,7 @@ PROGRAMS: dict[str, tuple[Program, int, int, int]] = {
     "a result": (a_result, 1, 1, 1),
     "a kernel that is not fused": (not_fused, 1, 2, 2),
     "two operands, near": (two_near, 2, 1, 0),
-    "two operands, far": (two_far, 2, 1, 1),
+    "two operands, far": (two_far, 2, 3, 3),
     "nine kernels": (many, 1, 1, 1),
     "a mask": (mask, 2, 2, 1),
 }
@@ -225,3 +225,44 @@ def test_a_choice_reads_its_mask_as_it_is() -> None:
     want = [np.where(x > 0, x, 2), np.where(r > 0, x, 3), np.broadcast_to(r, SHAPE)]
     for got, value in zip(outputs(mod, [x, r]), want, strict=True):
         np.testing.assert_array_equal(got, value)
+
+
+def test_what_is_read_counts_all_that_it_is_made_of() -> None:
+    """Of a sum of two under a mask three kernels would read three tensors each: it is stored."""
+
+    def program(
+        bb: relax.BlockBuilder, a: relax.Var, b: relax.Var, y: relax.Var, r: relax.Var
+    ) -> list[relax.Expr]:
+        total = bb.emit(R.add(a, b))
+        kept = bb.emit(R.where(R.less_equal(y, R.const(0.0, "float32")), r, total))
+        return [*sums(R.multiply(kept, y)), *sums(R.exp(kept)), R.multiply(kept, r)]
+
+    made = fused(module(program, 3))
+    assert stored(made) == 2  # that, and the result
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(SHAPE).astype("float32") for _ in range(3)]
+    values.append(rng.standard_normal(ROW).astype("float32"))
+    a, b, y, r = (v.astype("float64") for v in values)
+    kept = np.where(y <= 0, r, a + b)
+    want = [(kept * y).sum((0, 1, 2)), np.exp(kept).sum((0, 1, 2)), kept * r]
+    for got, right in zip(outputs(made, values), want, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_mask_of_what_is_kept_anyway_is_not_written(kept: bool) -> None:
+    """Two kernels use a mask of what something that is not fused reads late, or early alone."""
+
+    def program(
+        bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var
+    ) -> list[relax.Expr]:
+        a = bb.emit(R.nn.softmax(x))
+        other = None if kept else bb.emit(R.nn.softmax(a))
+        for _ in range(80):
+            r = bb.emit(R.tanh(r))
+        other = bb.emit(R.nn.softmax(a)) if kept else other
+        low = bb.emit(R.less(a, R.const(0.1, "float16")))
+        return [*sums(R.where(low, r, y)), *sums(R.where(low, y, r)), *sums(other)]
+
+    made = fused(module(program, 2, "float16")).script()
+    assert ('dtype="bool")' in made.partition("R.function")[2]) == (not kept)

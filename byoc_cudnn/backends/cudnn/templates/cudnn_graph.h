@@ -19,6 +19,7 @@ struct Conv {
   cudnnDataType_t data, weight, grad;
   unsigned epilogue, options;
   int64_t workspace_limit;  // bytes; less than 0: `workspace_limit()` decides
+  RelayWgradScaledKernel* scaled;  // may compute it in float16 (`cudnn_scaled.h`); null: does not
 };
 
 // The sizes of one call, in the letters of the forward convolution; 1 beyond an image's dimensions.

@@ -66,6 +66,13 @@ inline bool refused(const Conv& conv, const cudnnBackendNumericalNote_t* notes, 
       case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC:
         if (conv.options & kDeterministic) return true;
         break;
+      case CUDNN_NUMERICAL_NOTE_FFT:  // whose sums of float16 operands are in float16, or larger
+      case CUDNN_NUMERICAL_NOTE_WINOGRAD:
+      case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4:
+      case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6:
+      case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13:
+        if (is_scaled(conv)) return true;
+        break;
       default:
         break;
     }

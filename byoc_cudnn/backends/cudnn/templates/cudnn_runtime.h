@@ -5,10 +5,6 @@
 
 namespace {
 
-struct Pointers {
-  void *first, *second, *result, *bias, *mask;
-};
-
 struct Worker {
   cudnnHandle_t handle = nullptr;
   cudaStream_t stream = nullptr;
@@ -132,7 +128,14 @@ struct State {
 class Entry {
  public:
   Entry(const Conv& conv, const Sizes& sizes, int device)
-      : conv_(conv), sizes_(sizes), limit_(workspace_limit(conv, sizes)), device_(device) {}
+      : conv_(conv), sizes_(sizes), limit_(workspace_limit(conv, sizes)), device_(device) {
+    if (is_scaled(conv)) {
+      passes_ = std::make_unique<ScaledHalf>(conv, sizes, device);
+    } else if (ScaledHalf::takes(conv, sizes, device)) {
+      half_ = ScaledHalf::within(conv, sizes, device);
+      scaled_ = std::make_unique<Entry>(half_, sizes, device);
+    }
+  }
 
   const Sizes& sizes() const { return sizes_; }
 
@@ -146,10 +149,14 @@ class Entry {
         choose(worker, p, stream, capturing);
         return;
       }
-      if (!idle_.empty()) {
+      if (!uses_scaled_ && !idle_.empty()) {
         plan = std::move(idle_.back());
         idle_.pop_back();
       }
+    }
+    if (uses_scaled_) {
+      scaled_->run(worker, p, stream);
+      return;
     }
     if (plan == nullptr) {
       Relaxed relaxed;
@@ -163,6 +170,7 @@ class Entry {
 
   std::string line() {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (uses_scaled_) return scaled_->line();
     std::string out = key();
     return out + "\t" + (chosen_ ? choice_.text() : "none") + "\t" + std::to_string(workspace_) +
            "\t" + std::to_string(milliseconds_);
@@ -172,8 +180,16 @@ class Entry {
   // `own`: the workspace to use instead of the stream's, which would stay as large as the largest.
   void execute(Worker& worker, const Plan& plan, const Pointers& p, cudaStream_t stream,
                bool capturing, Workspace* own = nullptr) {
-    with_workspace(device_, stream, plan.workspace, capturing,
-                   [&](void* block) { enqueue(worker, plan, p, block); }, own);
+    with_workspace(device_, stream, scratch_of(plan), capturing, [&](void* block) {
+      if (passes_ == nullptr) return enqueue(worker, plan, p, block);
+      const Pointers inner = passes_->begin(p, block, stream);
+      enqueue(worker, plan, inner, static_cast<char*>(block) + passes_->bytes());
+      passes_->end(p, block, stream);
+    }, own);
+  }
+
+  int64_t scratch_of(const Plan& plan) const {
+    return plan.workspace + (passes_ == nullptr ? 0 : passes_->bytes());
   }
 
   void enqueue(Worker& worker, const Plan& plan, const Pointers& p, void* workspace) {
@@ -197,8 +213,31 @@ class Entry {
           "cudnnBackendExecute");
   }
 
-  // Finds a plan that works, runs it, and keeps it.
+  // Finds what works, runs it, and keeps it: by times, where they are asked for and can be taken.
   void choose(Worker& worker, const Pointers& p, cudaStream_t stream, bool capturing) {
+    const bool compares = (conv_.options & kBenchmark) && !capturing && !ScaledHalf::always();
+    if (scaled_ == nullptr || !(compares || ScaledHalf::expected(conv_, sizes_))) {
+      choose_plan(worker, p, stream, capturing);
+      return;
+    }
+    if (compares) choose_plan(worker, p, stream, capturing);
+    try {
+      scaled_->run(worker, p, stream);
+      uses_scaled_ = !compares || scaled_->milliseconds_ < milliseconds_;
+    } catch (const Failure& failure) {
+      if (debug_level() >= 4) std::fprintf(stderr, "relay-wgrad: %s\n", failure.what.c_str());
+    }
+    if (uses_scaled_) {
+      idle_.clear();
+      chosen_ = true;
+    } else if (compares) {
+      execute(worker, *idle_.back(), p, stream, capturing);  // the result must be the winner's
+    } else {
+      choose_plan(worker, p, stream, capturing);
+    }
+  }
+
+  void choose_plan(Worker& worker, const Pointers& p, cudaStream_t stream, bool capturing) {
     std::unique_ptr<Relaxed> relaxed;
     if (capturing) relaxed = std::make_unique<Relaxed>();
     const Graph graph(worker.handle, conv_, sizes_);
@@ -240,7 +279,7 @@ class Entry {
       }
     }
     choice_ = choice;
-    workspace_ = plan->workspace;
+    workspace_ = scratch_of(*plan);
     idle_.push_back(std::move(plan));
     chosen_ = true;
     if (debug_level() >= 4) {
@@ -327,9 +366,15 @@ class Entry {
     out << " groups=" << conv_.groups << " layout="
         << (conv_.channels_last ? std::string("N") + hw + "C/O" + hw + "I/N" + hw + "C"
                                 : std::string("NC") + hw + "/OI" + hw + "/NC" + hw)
-        << " dtype=" << short_name(conv_.data) << "/" << short_name(conv_.weight) << "/"
-        << short_name(conv_.grad) << " epilogue=" << conv_.epilogue << " options=" << conv_.options
-        << " limit=" << limit_ << " align=" << z.alignment;
+        << " dtype=";
+    if (passes_ != nullptr) {
+      out << "f32/f32/f32 as scaled f16";
+    } else {
+      out << short_name(conv_.data) << "/" << short_name(conv_.weight) << "/"
+          << short_name(conv_.grad);
+    }
+    out << " epilogue=" << conv_.epilogue << " options=" << conv_.options << " limit=" << limit_
+        << " align=" << z.alignment;
     return out.str();
   }
 
@@ -350,7 +395,11 @@ class Entry {
   const Sizes sizes_;
   const int64_t limit_;  // of the workspace, bytes
   const int device_;
+  std::unique_ptr<ScaledHalf> passes_;  // around the plan, which is of float16
+  Conv half_ = {};
+  std::unique_ptr<Entry> scaled_;  // the same problem by `half_`, if it may be
   std::mutex mutex_;
+  bool uses_scaled_ = false;
   bool chosen_ = false;
   Choice choice_;
   int64_t workspace_ = 0;

@@ -15,6 +15,7 @@ from byoc_cudnn.backends.cuda_direct import loaded
 from byoc_cudnn.backends.cuda_direct.check import Options
 from byoc_cudnn.backends.cuda_direct.loaded import CONVOLUTION, arguments
 from byoc_cudnn.backends.cuda_direct.model import choose
+from byoc_cudnn.building import loaded_objects
 from byoc_cudnn.building.compilers import missing
 from byoc_cudnn.building.toolchain import find
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -99,7 +100,7 @@ def test_an_address_is_whole(tmp_path: Path) -> None:
         'extern "C" __attribute__((visibility("default"))) int given() { return 4711; }\n'
     )
     subprocess.run([*found.compiler, "-c", "-fPIC", source, "-o", made], check=True)
-    library = loaded.linked(made, "given", found)
-    address = loaded.entry(library)
+    library = loaded_objects.linked(made, "given", found)
+    address = loaded_objects.entry(library)
     assert address > 1 << 32
     assert ctypes.CFUNCTYPE(ctypes.c_int)(address)() == 4711

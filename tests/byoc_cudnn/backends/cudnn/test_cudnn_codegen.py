@@ -24,7 +24,7 @@ from tests.support.partition_cases import module, problem_module, regions
 
 pytestmark = pytest.mark.usefixtures("registered")
 
-NHWC = "layout=NHWC/OHWI/NHWC"
+NHWC, NDHWC = "layout=NHWC/OHWI/NHWC", "layout=NDHWC/ODHWI/NDHWC"
 # name -> problem, epilogue's operands, options
 CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "fprop_stem": (
@@ -51,6 +51,10 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "wgrad_depthwise": (
         f"wgrad n=8 c=96 h=56 w=55 k=96 r=3 s=3 stride=2,2 pad=1,1,1,1 dil=2,1 groups=96 {NHWC}",
         (), {"workspace_limit": 0},
+    ),
+    "wgrad_scaled": (
+        f"wgrad n=2 c=32 d=16 h=24 w=20 k=64 t=3 r=3 s=3 pad=1,1,1,1,1,1 {NDHWC}",
+        (), {"benchmark": True, "deterministic": True},
     ),
     "dgrad_volume": (
         "dgrad n=2 c=32 d=16 h=24 w=20 k=64 t=3 r=3 s=1 stride=2,1,1 pad=1,1,0,1,1,0 dil=1,2,1",

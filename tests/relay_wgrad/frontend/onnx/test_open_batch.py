@@ -213,6 +213,25 @@ def test_refused_by_name(extra: Any, message: str) -> None:
         from_onnx(model(extra=extra))
 
 
+@pytest.mark.parametrize("slope", [(3, 1, 1), (1,), ()])
+def test_slopes_of_an_open_batch(slope: tuple[int, ...]) -> None:
+    """NumPy's rules of broadcasting want numbers, and the batch is none."""
+    held = numpy_helper.from_array(np.full(slope, 0.25, "float32"), "w")
+    graph = helper.make_graph(
+        [NODE("PRelu", ["x", "w"], ["z"])], "mine",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 3, 6, 6])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)], [held],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    given: Any = {"dtype": "float64", "weights": "initial", "loss": "mse"}
+    vm = virtual_machine(step_module(found := from_onnx(proto, batch="N", **given)), FAST)
+    for count in (1, 3):
+        batch, outputs, _, p, _ = stepped(found, vm, count)
+        y = fn.prelu(torch.tensor(batch["x"]), p["w"].reshape(-1))
+        loss = fn.mse_loss(y, torch.tensor(batch["target"]))
+        assert float(outputs[0].numpy()) == pytest.approx(loss.item(), rel=1e-12)
+
+
 def strided(batch: Any, inner: list[int] | None = None) -> onnx.ModelProto:
     """Means over images whose channels lie last: `torch.onnx` writes `as_strided` behind them, a
     Gather of all elements in order; of an open batch the places are made of `Range`."""

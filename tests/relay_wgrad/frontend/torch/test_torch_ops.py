@@ -172,6 +172,27 @@ REFUSED = {
     "never set": (lambda y, w: y * torch.empty(6), r"mul.Tensor.*never set \(torch.empty\)"),
     "half precision": (lambda y, w: y.half(), r"_to_copy.default .*: computes in float16: "),
     "no row": (lambda y, w: torch.lgamma(y), r"lgamma.default \(lgamma\) is not supported: write"),
+    "one value": (lambda y, w: y[:1, :1, :1, :1].var(), "1 values are too few for correction=1"),
+    "a third norm": (lambda y, w: torch.linalg.vector_norm(y, 3), "the norm of order 3 is not"),
+    "dilated pool": (lambda y, w: fn.max_pool2d(y, 2, dilation=2), "dilated pooling has no grad"),
+    "divisor": (lambda y, w: fn.avg_pool2d(y, 2, divisor_override=3), "divisor_override is not"),
+    "nothing": (lambda y, w: y + y[:, 2:2].sum(), "an empty slice, 2:2 of 4, is not supported"),
+    "frequencies": (
+        lambda y, w: y * fn.embedding(torch.tensor([1]), w[0, :, 0], scale_grad_by_freq=True),
+        "scale_grad_by_freq=True is not supported",
+    ),
+    "cubic samples": (
+        lambda y, w: fn.grid_sample(y, y[..., :2], mode="bicubic", align_corners=False),
+        "mode 'bicubic' with padding 'zeros': bilinear or nearest",
+    ),
+    "a diagonal": (lambda y, w: torch.einsum("ncii->nc", y), "'ncii' does not name 4 different"),
+    "computed places": (
+        lambda y, w: y.scatter(1, (y > 0).long(), 1.0), "only at places that are known on import"
+    ),
+    "second result": (
+        lambda y, w: fn.max_unpool2d(*fn.max_pool2d(y, 2, return_indices=True), 2),
+        "result 1 of aten.max_pool2d_with_indices.default is not supported",
+    ),
 }  # fmt: skip
 
 

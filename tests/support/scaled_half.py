@@ -1,0 +1,120 @@
+"""Scaled float16 operands of weight gradients: cases, tf32's rounding, the kernel on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from byoc_cudnn.backends.cudnn.scaled_half import KERNEL, source
+from byoc_cudnn.building.toolchain import find
+from tests.support.cuda_emulated import emulated, includes
+
+Array = np.ndarray[Any, Any]
+BOUNDS = (7, 8)  # of the data's and the gradient's norms, `kDataBound` and `kGradBound`
+
+
+def cases(rng: np.random.Generator, rows: int, c: int, k: int) -> dict[str, tuple[Array, Array]]:
+    """Data of `rows` pixels and c channels and gradients of k, by what is hard of them."""
+
+    def normal(*shape: int) -> Array:
+        return rng.standard_normal(shape)
+
+    spikes = normal(rows, c), normal(rows, k)
+    for values in spikes:
+        values[rng.integers(rows)] *= 1e6
+    found = {
+        "normal": (normal(rows, c), normal(rows, k)),
+        "positive": (abs(normal(rows, c)), abs(normal(rows, k))),
+        "behind a relu": (np.maximum(normal(rows, c), 0), normal(rows, k)),
+        "heavy tails": (rng.standard_t(1.5, (rows, c)), rng.standard_t(1.5, (rows, k))),
+        "channels apart": (
+            normal(rows, c) * 10 ** rng.uniform(-6, 6, c),
+            normal(rows, k) * 10 ** rng.uniform(-12, 6, k),
+        ),
+        "numbers apart": (
+            normal(rows, c) * 10 ** rng.uniform(-6, 0, (rows, c)),
+            normal(rows, k) * 10 ** rng.uniform(-6, 0, (rows, k)),
+        ),
+        "spikes": spikes,
+        "large": (normal(rows, c) * 1e36, normal(rows, k) * 1e-12),
+        "small": (normal(rows, c) * 1e-37, normal(rows, k) * 1e14),
+        "zeros": (normal(rows, c) * (np.arange(c) % 3 > 0), normal(rows, k) * (np.arange(k) % 2)),
+    }
+    return {name: (x.astype(np.float32), y.astype(np.float32)) for name, (x, y) in found.items()}
+
+
+def tf32(values: Array) -> Array:
+    """Rounded to tf32, to the nearest, as float64."""
+    bits = values.astype(np.float32).view(np.uint32)
+    bits = (bits + 0xFFF + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)
+    return bits.view(np.float32).astype(np.float64)
+
+
+def errors(got: Array, want: Array) -> Array:
+    """Relative in norm: of all, of the worst filter, of the worst channel."""
+    out = []
+    for axis in (None, 1, 0):
+        gone, norm = (np.linalg.norm(a, axis=axis) for a in (got - want, want))
+        out.append(np.max(np.where(norm > 0, gone / np.where(norm > 0, norm, 1), gone)))
+    return np.array(out)
+
+
+class _Side(ctypes.Structure):
+    _fields_ = (
+        *((n, ctypes.c_void_p) for n in ("from_", "to", "squares", "exponent")),
+        ("rows", ctypes.c_int64), ("channels", ctypes.c_int), ("bound", ctypes.c_int),
+    )  # fmt: skip
+
+
+class _Call(ctypes.Structure):
+    """`RelayWgradScaledCall` of scaled_half_call.h."""
+
+    _fields_ = (
+        ("side", _Side * 2), ("blocks", ctypes.c_int), ("made", ctypes.c_void_p),
+        ("result", ctypes.c_void_p), ("elements", ctypes.c_int64), ("per_filter", ctypes.c_int64),
+        ("channels", ctypes.c_int), ("filters", ctypes.c_int), ("restore", ctypes.c_bool),
+    )  # fmt: skip
+
+
+def on_cpu(folder: Path) -> Any:
+    """The kernel, built by g++ for `cuda_emulated.h`."""
+    unit, library = folder / "scaled.cc", folder / "scaled.so"
+    unit.write_text(emulated(source()), encoding="utf-8")
+    subprocess.run(
+        [*find().compiler, "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared",
+         "-pthread", *includes(), str(unit), "-o", str(library)],
+        check=True,
+    )  # fmt: skip
+    return ctypes.CDLL(str(library))[KERNEL]
+
+
+def scaled(kernel: Any, x: Array, y: Array, groups: int, blocks: int, make: Any) -> Array:
+    """The kernel's passes around `make`, which has the scaled operands and gives their gradient.
+
+    x, y : (rows, channels), at 16 bytes.  The result has shape (K, taps, C of a group), as what
+    `make` gives, in float16.  All memory begins as NaN.
+    """
+    call, kept = _Call(blocks=blocks), []
+    for i, values in enumerate((x, y)):
+        rows, channels = values.shape
+        half = np.full(values.shape, np.nan, np.float16)
+        squares, exponent = (
+            np.full((blocks, channels), np.nan),
+            np.full(channels, -1 << 30, np.int32),
+        )
+        kept.append((half, exponent, squares))
+        places = [a.ctypes.data for a in (values, half, squares, exponent)]
+        call.side[i] = _Side(*places, rows, channels, BOUNDS[i])
+    assert kernel(ctypes.byref(call), None) == 0
+    made = np.ascontiguousarray(make(kept[0][0], kept[1][0]), np.float16)
+    filters, taps, channels = made.shape
+    result = np.full(made.shape, np.nan, np.float32)
+    call.made, call.result, call.restore = made.ctypes.data, result.ctypes.data, True
+    call.elements, call.per_filter, call.channels = made.size, taps * channels, channels
+    call.filters = filters // groups
+    assert kernel(ctypes.byref(call), None) == 0
+    return result
