@@ -1,7 +1,7 @@
 """The benchmarks: `python -m benchmarks` lists them, `python -m benchmarks gpu steps …` runs one.
 
 `cpu` is also what measures the compiler, for a GPU too, and needs none.  Options of all are
-`benchmarks.runner`'s: --json FILE, --resume, --failed, --merge, --time-budget MINUTES, --dry.
+`benchmarks.runner`'s: --json FILE, --resume, --time-budget MINUTES, --dry.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from rich.table import Table
 BENCHMARKS: dict[str, dict[str, str]] = {
     "gpu": {
         "convolutions": "gpu_convolutions",
-        "epilogues": "gpu_epilogues",
         "norms": "gpu_norm",
-        "stem": "gpu_stem",
         "steps": "gpu_steps",
         "trainer": "gpu_trainer",
         "parallel": "gpu_parallel",
-        "partial": "partial_training",
         "networks": "network_steps",
         "digits": "digits_curves",
         "host": "step_host",
@@ -32,15 +29,14 @@ BENCHMARKS: dict[str, dict[str, str]] = {
     "cpu": {
         "convolutions": "cpu_convolutions",
         "step": "cpu_step",
-        "partial": "partial_training",
         "digits": "digits_curves",
         "first": "cpu_compile",
         "commands": "commands",
         "host": "step_host",
         "networks": "networks",
+        "training": "network_steps",
         "onnx": "onnx_training",
         "jax": "jax_networks",
-        "relay": "relay_programs",
         "cuda-steps": "compile_steps",
     },
 }

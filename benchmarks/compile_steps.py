@@ -2,14 +2,12 @@
 
 A step is made as `benchmarks gpu steps` makes it: channels last, its convolutions and matrix
 products to libraries, normalizations and poolings to generated kernels, the rest to TVM's, of which
-nvcc makes PTX where it is there.  With --link the whole library is built, CUTLASS's kernels among
-it, and not loaded.  A row says whether that was done, what went to a library, for each call that
-did not the reason, and the seconds of each part, by the clock and of all cores with the compilers
-that it starts, which other work on the machine changes less.
+nvcc makes PTX where it is there.  A row says whether that was done, what went to a library, and for
+each call that did not the reason.
 
 A process that dies, or takes more time or memory than it may, fails; so does one in which a call
 stayed that no report names, or a kernel asks TVM's pool for memory, which a captured graph would
-lose (`silent`).  With `full` caches the same was compiled before.
+lose (`silent`).
 """
 
 from __future__ import annotations
@@ -26,14 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import child
-from benchmarks.cpu_timing import processor_time
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import BUNDLED
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": None, "f32": None}
 TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
           "max_shared_memory_per_block": 49152, "thread_warp_size": 32}  # fmt: skip
-CACHES = ("empty", "full")
 
 
 # ---- networks ----------------------------------------------------------------------------------
@@ -100,81 +96,40 @@ OWN: dict[str, Callable[[int], Any]] = {
 
 
 def graph_of(model: str, batch: int) -> Any:
-    """The training graph of a small network of ours, a bundled one or `benchmarks.gpu_models`'."""
-    import torch
+    """The training graph of a small network of ours, or of a bundled one."""
+    from relay_wgrad.frontend import from_onnx
 
-    from benchmarks.gpu_models import build
-    from relay_wgrad.frontend import from_onnx, from_torch
-
-    if model in OWN:
-        return OWN[model](batch)
-    if model in BUNDLED:
-        return from_onnx(model, batch=batch)
-    built = build(model, batch, None)
-    x = torch.zeros(batch, 3, built.image, built.image)
-    return built.graph or from_torch(built.module, (x,))
+    return OWN[model](batch) if model in OWN else from_onnx(model, batch=batch)
 
 
 # ---- one row, in a process of its own ------------------------------------------------------------
 
 
-def parts_since(began: float) -> tuple[dict[str, tuple[float, float]], Callable[[str], None]]:
-    """Seconds of the parts of what a process does, (by the clock, of all cores), and what ends one.
-
-    began : when it was started, by `time.perf_counter`.
-    """
-    parts, at = dict[str, tuple[float, float]](), [(began, 0.0)]
-
-    def end(name: str) -> None:
-        at.append((time.perf_counter(), processor_time()))
-        parts[name] = (at[-1][0] - at[-2][0], at[-1][1] - at[-2][1])
-
-    return parts, end
-
-
-def measure(
-    model: str, dtype: str, batch: int, backends: Sequence[str], link: bool, began: float
-) -> Row:
-    """What became of one step; raises what its compilation raises.
-
-    began : when its process was started, by `time.perf_counter`.
-    """
-    parts, part = parts_since(began)
+def measure(model: str, dtype: str, batch: int, backends: Sequence[str]) -> Row:
+    """What became of one step; raises what its compilation raises."""
     import tvm
 
     import byoc_cudnn
     import relay_wgrad
-    from byoc_cudnn.codegen.linked import kernels_of
     from byoc_cudnn.report import PRODUCT
     from relay_wgrad.training.step import converted, step_module
     from tests.support.cuda_source import pool_calls
 
     relay_wgrad.register()
-    part("imports")
     graph = graph_of(model, batch)
-    part("network, front end")
     step = step_module(
         graph, dtype=DTYPES[dtype], scaled=dtype == "f16", wide_weight_gradients=False,
         raise_norms=True,
     )  # fmt: skip
-    part("gradient, precision")
     step = converted(step, "NHWC", blocks=True)
-    part("layouts")
     options: dict[str, Any] = {name: {"allow_tf32": dtype != "f32"} for name in backends}
     module, report = byoc_cudnn.partition(step, backends, products=True, **options)
-    part("partition")
     target = tvm.target.Target(TARGET)
     library = byoc_cudnn.build(module, target, direct=True)
-    part("TVM")
-    _by_nvcc(library, target, "fatbin" if link else "ptx")
-    part("TVM's kernels")
-    if link:
-        with tempfile.TemporaryDirectory() as folder:
-            library.export_library(Path(folder, "step.so"))
-        part("library")
+    _by_nvcc(library, target)
     fallbacks = Counter(f"{entry.op}: {entry.reason}" for entry in report.left)
     fallbacks.update(f"{entry.op}: {entry.reason}" for entry in library.direct if not entry.symbol)
-    row: Row = {"parts": parts, "fallbacks": dict(fallbacks.most_common())}
+    row: Row = {"fallbacks": dict(fallbacks.most_common())}
     for key, are in (("convolutions", False), ("products", True)):
         found = [entry for entry in report.entries if (entry.op == PRODUCT) is are]
         row[key] = {"total": len(found), "offloaded": sum(bool(e.backend) for e in found)}
@@ -185,7 +140,6 @@ def measure(
     row["kernels"] = {
         "generated": sum(bool(entry.symbol) for entry in library.direct),
         "all": len(library.direct),
-        "linked": len({name for source in library.sources for name in kernels_of(source)}),
     }
     row["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / child.GIB
     if row["silent"]:
@@ -193,7 +147,7 @@ def measure(
     return row
 
 
-def _by_nvcc(library: Any, target: Any, form: str) -> None:
+def _by_nvcc(library: Any, target: Any) -> None:
     """Compiles TVM's kernels where there is an nvcc; raises its errors."""
     from tvm.support import nvcc
 
@@ -208,7 +162,7 @@ def _by_nvcc(library: Any, target: Any, form: str) -> None:
         if str(module.kind) == "cuda":
             with target, kept_kernels(), exact_kernels():
                 text = module.inspect_source("cuda")
-                nvcc.compile_cuda(text, target_format=form, compiler="nvcc")
+                nvcc.compile_cuda(text, target_format="ptx", compiler="nvcc")
 
 
 def _modules(module: Any) -> list[Any]:
@@ -234,29 +188,16 @@ def _staying(module: Any) -> dict[str, int]:
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    models = args.models or args.suite
-    for key in itertools.product(models, map(int, args.batches), args.dtypes, args.caches):
-        model, batch, dtype, cache = key
-        yield Case({"model": model, "dtype": dtype, "batch": batch, "cache": cache})
+    for model, batch, dtype in itertools.product(args.suite, map(int, args.batches), args.dtypes):
+        yield Case({"model": model, "dtype": dtype, "batch": batch})
 
 
 def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
-    folders: dict[tuple[Any, ...], str] = {}
-
     def one(case: Case) -> Row:
-        *step, cache = case.key.values()
-        is_new = cache == "empty" or tuple(step) not in folders
-        if is_new:
-            folders[tuple(step)] = tempfile.mkdtemp(dir=args.folder)
-        if is_new and cache == "full":
-            compiled(*step)
-        return compiled(*step)
-
-    def compiled(*step: Any) -> Row:
-        began, cache = time.perf_counter(), folders[step]
-        given = (measure, *step, args.backends, args.link, began)
-        row = child.row(*given, seconds=args.seconds, gib=args.gib,
-                        environment={"RELAY_WGRAD_CACHE": cache})  # fmt: skip
+        began, step = time.perf_counter(), case.key.values()
+        with tempfile.TemporaryDirectory() as cache:
+            row = child.row(measure, *step, args.backends, seconds=args.seconds, gib=args.gib,
+                            environment={"RELAY_WGRAD_CACHE": cache})  # fmt: skip
         return {**row, "seconds": time.perf_counter() - began}
 
     return one
@@ -266,33 +207,21 @@ def _share(what: str, some: str, of: str) -> Callable[[Row], str]:
     return lambda row: f"{row[what][some]}/{row[what][of]}"
 
 
-def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """The parts of each: seconds by the clock, and of all cores."""
-    for row in rows:
-        parts = {**row["parts"], "all": [sum(p[i] for p in row["parts"].values()) for i in (0, 1)]}
-        said = ", ".join(f"{name} {s:.1f} ({cores:.1f})" for name, (s, cores) in parts.items())
-        step = " ".join(str(row[key]) for key in ("model", "dtype", "batch", "cache"))
-        yield f"{step}, s (of all cores): {said}"
-
-
 BENCHMARK = Benchmark(
-    cases, begin, suites=(*OWN, *BUNDLED), summary=summary,
+    cases, begin, suites=(*OWN, *BUNDLED),
     options={
-        "models": Option((), "in place of the suites', also of `benchmarks.gpu_models`"),
         "dtypes": Option(tuple(DTYPES), "", DTYPES),
         "batches": Option(("1", "3", "32", "256"), "images"),
         "backends": Option(("cudnn",), "libraries, the preferred first"),
-        "link": Option(False, "build the library, with nvcc where it has kernels"),
-        "caches": Option(("empty",), "of what is compiled", CACHES),
         "seconds": Option(600.0, "of one row, at most"),
         "gib": Option(12.0, "of memory for one row, at most"),
     },
     columns=(
-        ("model",), ("dtype",), ("batch",), ("cache",), ("s", "seconds", ".0f"),
+        ("model",), ("dtype",), ("batch",), ("s", "seconds", ".0f"),
         ("GiB", "peak_gib", ".1f"),
         ("convolutions", _share("convolutions", "offloaded", "total")),
         ("products", _share("products", "offloaded", "total")),
-        ("kernels", _share("kernels", "generated", "all")), ("linked", "kernels.linked"),
+        ("kernels", _share("kernels", "generated", "all")),
         ("what stays, and why",
          lambda row: "; ".join(f"{n} {why}" for why, n in row["fallbacks"].items())), ("reason",),
     ),

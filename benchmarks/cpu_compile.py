@@ -50,13 +50,13 @@ NETWORKS = {
 TORCHVISION = ("mobilenet_v3_large", "convnext_tiny")
 _LEAST, _MOST, _SECONDS = 5, 50, 1.5  # steps that are timed, and for how long
 FIGURES = ("import", "first", "total", "step", "processor", "whole")
-RATIOS = ("first", "total", "step", "processor")  # of these means over networks are printed
+RATIOS = ("first", "total", "step", "processor")
 _BEGAN = "RELAY_WGRAD_BENCHMARK_BEGAN"  # when a process was started
 
 
 def network(name: str) -> Any:
     """A network of so many classes, with seeded weights."""
-    from benchmarks import plain_networks
+    from tests.support.torch import plain_networks
 
     torch.manual_seed(0)
     if name == "small":
@@ -217,16 +217,6 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             f" {row['cold processor']:.2f} s; step {1e3 * row[f'{states[-1]} step']:.1f} ms; of"
             f" {OTHER}'s: {ratios}"
         )
-    ours = [row for row in found if row["way"] != OTHER and "cold first ratio" in row]
-    for way in dict.fromkeys(row["way"] for row in ours):
-        said = []
-        for each in (f"{state} {figure}" for state in STATES for figure in RATIOS):
-            ratios = [row[f"{each} ratio"] for row in ours
-                      if row["way"] == way and f"{each} ratio" in row]  # fmt: skip
-            if ratios:
-                mean = statistics.geometric_mean(ratios)
-                said.append(f"{each} {mean:.2f} (at most {max(ratios):.2f})")
-        yield f"{way}: {', '.join(said)}"
 
 
 BENCHMARK = Benchmark(

@@ -3,23 +3,19 @@
 224x224 (or the model's size), batch statistics in batch normalization.  Both sides compute the loss
 and the gradients of all parameters; both update the running statistics.  PyTorch's is in float64
 beside ours in it, else in float32.  They take turns in one process, and the shortest time of some
-rounds counts; PyTorch's is the better of contiguous and channels_last tensors.  Memory is what a
-first step adds at most to the process, which holds parameters and data already: PyTorch's in a
-process of its own, in the format that needs less.  The loss and the gradients are compared in the
-same run: with batch statistics rounding grows from layer to layer, so PyTorch's own distance
-between its two memory formats is beside ours.  The breakdown sums the times of our kernels by kind.
+rounds counts; PyTorch's is the better of contiguous and channels_last tensors.  The loss and the
+gradients are compared in the same run: with batch statistics rounding grows from layer to layer, so
+PyTorch's own distance between its two memory formats is beside ours.  The breakdown sums the times
+of our kernels by kind.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -49,43 +45,14 @@ KINDS = (
 )
 
 
-def added_bytes(call: Callable[[], Any]) -> int:
-    """How much a call adds to this process's memory at most; Linux only."""
-    ctypes.CDLL(None).malloc_trim(0)  # what compilers have freed would be used again
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    call()
-    return _status("VmHWM") - before
-
-
-def _status(key: str) -> int:
-    """A size in bytes that the system tells of this process."""
-    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    if found is None:
-        raise RuntimeError(f"/proc/self/status has no {key}")
-    return int(found[1]) << 10
-
-
 def graph_of(model: str, batch: int, image: int, dtype: str) -> TrainingGraph:
     wide = "float64" if dtype == "f64" else "float32"
     return from_onnx(model, batch=batch, image_size=image or None, dtype=wide)
 
 
-def torch_bytes(threads: int, channels_last: bool, model: str, *size: Any) -> Row:
-    """The memory of PyTorch's step, in a fresh process."""
-    torch.set_num_threads(threads)
-    graph = graph_of(model, *size)
-    step = prepared(
-        model, graph, graph.random_batch(0), "train", channels_last=channels_last,
-        follow_statistics=False,
-    )  # fmt: skip
-    return {"bytes": added_bytes(step)}
-
-
 def measure(
-    model: str, batch: int, image: int, dtype: str, layout: str, winograd: bool, most: int,
-    rounds: int,
-) -> Row:  # fmt: skip
+    model: str, batch: int, image: int, dtype: str, layout: str, most: int, rounds: int
+) -> Row:
     """Our step in a layout, and PyTorch's; in a fresh process."""
     threads = configure_threads(most or None)
     torch.set_num_threads(threads)
@@ -94,14 +61,13 @@ def measure(
     graph = graph_of(*size)
     start = time.perf_counter()
     half = DTYPES[dtype] if dtype in ("f16", "bf16") else None
-    target = host_target(threads, allow_winograd=winograd)
+    target = host_target(threads)
     trainer = Trainer(graph, target, layout=layout, dtype=half)
     compiled = time.perf_counter() - start
     values = graph.random_batch(0)
     arguments = trainer.arguments(values)
     run = trainer.compiled.vm["main_adjoint"]
-    added = added_bytes(lambda: run(*arguments))
-    theirs_added = [child.row(torch_bytes, threads, x, *size) for x in (False, True)]
+    outputs, ours = run(*arguments)
     steps = [
         prepared(model, graph, values, "train", channels_last=x, follow_statistics=False)
         for x in (False, True)
@@ -111,7 +77,6 @@ def measure(
         loss, _, found, _ = step()
         losses.append(float(loss.detach()))
         gradients.append([g.contiguous().numpy() for g in found])
-    outputs, ours = run(*arguments)
     (seconds, *theirs), is_confirmed = best([lambda: run(*arguments), *steps], rounds)
     kinds = dict[str, float]()
     for name, spent in trainer.profile(values).items():
@@ -124,8 +89,7 @@ def measure(
         "loss": float(outputs[0].numpy()), "torch_loss": losses[0],
         "distance": distance([g.numpy() for g in ours], gradients[0]),
         "torch_distance": distance(gradients[1], gradients[0]),
-        "planned_bytes": trainer.compiled.planned_bytes, "added_bytes": added,
-        "torch_added_bytes": min(row["bytes"] for row in theirs_added),
+        "planned_bytes": trainer.compiled.planned_bytes,
         "kinds_ms": dict(sorted(((k, 1e3 * t) for k, t in kinds.items()), key=lambda x: -x[1])),
     }  # fmt: skip
 
@@ -133,7 +97,7 @@ def measure(
 def cases(args: argparse.Namespace) -> Iterator[Case]:
     for dtype, model, layout in itertools.product(args.dtypes, args.suite, args.layouts):
         yield Case({"model": model, "batch": args.batch, "image": args.image, "dtype": dtype,
-                    "layout": layout, "winograd": not args.no_winograd})  # fmt: skip
+                    "layout": layout})  # fmt: skip
 
 
 def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
@@ -149,7 +113,6 @@ BENCHMARK = Benchmark(
         "layouts": Option(("NHWC",), "", ("NHWC", "NCHW")),
         "threads": Option(0, "at most; as many as cores, if 0"),
         "rounds": Option(5, "in which all take turns"),
-        "no_winograd": Option(False, "direct sums alone"),
     },
     summary=lambda rows: (
         f"{row['model']} {row['dtype']} {row['layout']}, ms: {kind} {ms:.1f}"
@@ -160,7 +123,6 @@ BENCHMARK = Benchmark(
         ("PyTorch", "torch_ms", ".0f"),
         ("ratio", None, ".2f"), ("loss", None, ".4f"), ("PyTorch's", "torch_loss", ".4f"),
         ("gradients away", "distance", ".1e"), ("PyTorch's", "torch_distance", ".1e"),
-        ("MiB", "added_bytes", ".0f", 2**-20), ("PyTorch's", "torch_added_bytes", ".0f", 2**-20),
         ("reason",),
     ),
 )  # fmt: skip

@@ -3,20 +3,19 @@
 The network, the images and their order are those of examples/digits.py.  A side is a device and a
 dtype; all begin at the same parameters and see the same batches.  "resumed" says whether a trainer
 that went on from a saved state half-way has the parameters of one that was never interrupted, bit
-for bit.  Sides of two machines come into one table and one picture by `--beside` with their files.
+for bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
-import json
+import runpy
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,25 +27,15 @@ from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer, state
 
-ROOT = Path(__file__).parent.parent
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
 LR, MOMENTUM = 0.02, 0.9
-
-
-def example() -> ModuleType:
-    """examples/digits.py."""
-    spec = importlib.util.spec_from_file_location("digits", ROOT / "examples" / "digits.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Task:
     """What is learned: a network at its start, batches, images that are held back."""
 
     def __init__(self, seed: int, path: str | None) -> None:
-        self.digits = example()
+        self.digits = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
         torch.manual_seed(seed)
         self.module: torch.nn.Module = self.digits.network()
         images, labels = self.digits.digits(path)
@@ -145,8 +134,10 @@ def trained(side: str, tasks: Sequence[Task], steps: int) -> Row:
     return {"runs": runs, **({"reason": "a resumed training differs"} if differs else {})}
 
 
-def draw(rows: Sequence[Row], path: str) -> None:
-    """Each side's losses, a running mean over ten steps, of its first seed."""
+def draw(rows: Sequence[Row], args: argparse.Namespace) -> None:
+    """With `--png` each side's losses, a running mean over ten steps, of its first seed."""
+    if not args.png:
+        return
     import matplotlib
 
     matplotlib.use("Agg")
@@ -159,25 +150,17 @@ def draw(rows: Sequence[Row], path: str) -> None:
         axis.plot(mean, style, lw=1, label=row["side"])
     axis.set(xlabel="step", ylabel="loss, mean of ten steps", yscale="log")
     axis.legend()
-    figure.savefig(path, dpi=100)
-
-
-def finish(rows: Sequence[Row], args: argparse.Namespace) -> None:
-    """The picture, with sides that ran elsewhere."""
-    files = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.beside]
-    if args.png:
-        draw([*rows, *(row for found in files for row in found["rows"])], args.png)
+    figure.savefig(args.png, dpi=100)
 
 
 BENCHMARK = Benchmark(
-    cases, begin, finish=finish,
+    cases, begin, finish=draw,
     options={
         "sides": Option((), f"of {', '.join(ON_GPU)}"),
         "seeds": Option(3, "of parameters and orders"),
         "steps": Option(300, "of a training"),
         "data": Option("", "an .npz with `images` and `labels`"),
         "png": Option("", "a file for the picture"),
-        "beside": Option((), "files of other runs, for the picture"),
     },
     columns=(
         ("side",),

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_code
 from byoc_cudnn import BACKENDS as TABLE
 from byoc_cudnn.backends.base import option_names
 from byoc_cudnn.backends.cuda_direct import codegen as direct_code
-from byoc_cudnn.backends.cuda_direct.first_layer import First
-from byoc_cudnn.backends.cuda_direct.model import Choice, ranked
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.backends.cudnn import codegen as cudnn_code
 from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass import codegen as cutlass_code
+from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvProblem
 from tests.support.layers import suite
@@ -33,7 +33,6 @@ BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "cutlass": ("cutlass", {}),
     "wgmma": ("cutlass", {"arch": 90, "wgmma": True}),
     "direct": ("cuda_direct", {"arch": 90}),
-    "generated": ("tvm", {}),
 }
 _CODES = {"cudnn": cudnn_code, "cutlass": cutlass_code, "cuda_direct": direct_code}
 MOST_BYTES = 8 << 30  # of a case's three tensors together
@@ -53,7 +52,6 @@ class Case:
     symbol: str
     backend: str = "cudnn"  # of BACKENDS
     uses: dict[str, int] = field(default_factory=dict)  # suite -> times it occurs there
-    choice: Choice | None = None  # of our own kernels
 
     @property
     def kind(self) -> str:
@@ -74,8 +72,6 @@ class Case:
     def region(self) -> Region:
         first, second, _ = self.problem.roles
         options = dict(BACKENDS[self.backend][1])
-        if self.choice:
-            options["kernel"] = self.choice.kernel.name
         if "allow_tf32" in option_names(TABLE[self.vendor].options):
             options = {"allow_tf32": self.allow_tf32, **options}
         return Region(self.symbol, self.problem, (), (first, second), options)
@@ -92,7 +88,7 @@ def fitted(
     while batch:
         text = problem.repro().replace(f" n={problem.n} ", f" n={batch} ", 1)
         candidate = ConvProblem.parse(text)
-        largest = max(_count(candidate.shape(role)) for role in ("data", "weight", "grad"))
+        largest = max(math.prod(candidate.shape(role)) for role in ("data", "weight", "grad"))
         countable = largest < cudnn.MAX_ELEMENTS
         if library == "cutlass":
             countable = largest * (2 if "f16" in text else 4) < cutlass.MAX_BYTES
@@ -103,23 +99,14 @@ def fitted(
     return None
 
 
-def _count(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
 def cases(
     suites: Sequence[str], kinds: Sequence[str], modes: Sequence[str], batch: int,
-    backends: Sequence[str] = ("cudnn",), tries: int = 1,
+    backends: Sequence[str] = ("cudnn",),
 ) -> list[Case]:  # fmt: skip
     """Every distinct problem once for each backend, by suite, then by dtype: a time budget cuts off
     the last.  What a backend's static rules refuse (groups) is no case of it.
-
-    tries : kernels of ours for a problem, where there are more.
     """
-    found: dict[tuple[str, str, bool, str], list[Case]] = {}
+    found: dict[tuple[str, str, bool, str], Case] = {}
     for name, mode in itertools.product(suites, modes):
         for layer in suite(name, batch, MODES[mode][0]):
             for problem, backend in itertools.product(layer.problems(kinds), backends):
@@ -127,53 +114,14 @@ def cases(
                 fits = fitted(problem, problem.n, MOST_FLOP[mode], library)
                 if fits is None:
                     raise ValueError(f"{name} {layer.name}: one image is too much")
-                if not takes(library, mode, fits):
+                if not TABLE[library].takes(fits):
                     continue
                 key = (fits.repro(), mode, layer.transposed, backend)
-                if key not in found:
-                    choices = tried(fits, tries) if library == "cuda_direct" else [None]
-                    found[key] = [
-                        Case(layer.name, mode, fits, layer.transposed, f"case{len(found)}_{i}",
-                             backend, {}, choice)
-                        for i, choice in enumerate(choices)
-                    ]  # fmt: skip
-                for case in found[key]:
-                    case.uses[name] = case.uses.get(name, 0) + layer.count
-    return list(itertools.chain(*found.values()))
-
-
-def tried(p: ConvProblem, most: int) -> list[Choice]:
-    """Kernels of ours, as the model ranks them: the first of each kind, at most so many.
-
-    Of depthwise ones at most half of a family; of first layers those of other warps or blocks.
-    """
-    kinds: dict[object, Choice] = {}
-    for choice in ranked(p, (), 90):
-        kernel = choice.kernel
-        kind: object = kernel.name
-        if kernel.family == "first":
-            shape = First(*kernel.numbers)
-            kind = (shape.resident(p.kind), shape.mt, shape.nt)
-        elif p.groups == p.c == p.k:
-            kind = (kernel.family, kernel.numbers[:1], kernel.numbers[-4:])
-        kinds.setdefault(kind, choice)
-    found = list(kinds.values())
-    if p.groups != p.c or p.c != p.k:
-        return found[:most]
-    families: dict[str, list[Choice]] = {}
-    for choice in found:
-        if choice.kernel.family != "depthwise_any":
-            families.setdefault(choice.kernel.family, []).append(choice)
-    each = most if len(families) < 2 else -(-most // 2)
-    kept = [choice for some in families.values() for choice in some[:each]] or found
-    return sorted(kept, key=lambda choice: choice.us)[:most]
-
-
-def takes(library: str, mode: str, problem: ConvProblem) -> bool:
-    """Whether a backend's static rules do; TVM's kernels are asked for where tf32 is not."""
-    if library == "tvm":
-        return problem.groups == 1 and mode in ("f16", "f32")
-    return bool(TABLE[library].takes(problem))
+                symbol = f"case{len(found)}"
+                new = Case(layer.name, mode, fits, layer.transposed, symbol, backend)
+                case = found.setdefault(key, new)
+                case.uses[name] = case.uses.get(name, 0) + layer.count
+    return list(found.values())
 
 
 def build(all_cases: Sequence[Case], folder: Path) -> dict[str, Path]:
@@ -200,5 +148,33 @@ def build(all_cases: Sequence[Case], folder: Path) -> dict[str, Path]:
 
 def _build(share: Sequence[Case], stem: Path) -> Path:
     regions, code = [case.region() for case in share], _CODES[share[0].vendor]
-    text = code.generate(regions) if code is cudnn_code else code.generate(regions, gpu_code.arch())
-    return gpu_code.built(text, stem)
+    text = code.generate(regions) if code is cudnn_code else code.generate(regions, arch())
+    return built(text, stem)
+
+
+def arch() -> int | None:
+    """The GPU to build kernels for, as nvcc numbers it; None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def built(text: str, stem: Path, inputs: Sequence[Path] | None = None) -> Path:
+    """The shared library of a C++ source; RuntimeError with the compiler's words if it fails."""
+    source, library = stem.with_suffix(".cc"), stem.with_suffix(".so")
+    source.write_text(text, encoding="utf-8")
+    command = library_command(source, library, inputs=inputs)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{done.stderr[:4000]}\n{' '.join(command)}")
+    return library
+
+
+def loaded(text: str, stem: Path, inputs: Sequence[Path] | None = None) -> Any:
+    """The module of a C++ source's functions."""
+    import tvm_ffi
+
+    return tvm_ffi.load_module(str(built(text, stem, inputs)))

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from benchmarks.network_zoo import torchvision_models
-from benchmarks.plain_networks import CLASSES, UNet, VolumeUNet
 from relay_wgrad.frontend import BUNDLED, from_onnx
 from tests.support.torch.onnx_module import OnnxModule
+from tests.support.torch.plain_networks import CLASSES, UNet, VolumeUNet
 
 TORCHVISION = (
     "resnet50", "mobilenet_v2", "efficientnet_b0", "vgg16", "densenet121", "squeezenet1_1",
@@ -37,7 +37,6 @@ _VOLUMES: dict[str, dict[str, Any]] = {
         "bias": True,
     },
 }  # fmt: skip
-_SYNONYMS = {"squeezenet": "squeezenet1_1"}
 _RANDOM = ("Dropout", "Dropout2d", "StochasticDepth", "DropPath")
 
 
@@ -79,14 +78,13 @@ def build(name: str, batch: int, image: int | None) -> Built:
 def _module(name: str) -> nn.Module:
     if name == "unet":
         return UNet()
-    wanted = _SYNONYMS.get(name, name)
     torchvision = torchvision_models()
-    if hasattr(torchvision, wanted):
-        return getattr(torchvision, wanted)(weights=None)
+    if hasattr(torchvision, name):
+        return getattr(torchvision, name)(weights=None)
     timm = importlib.import_module("timm")
-    if not timm.is_model(wanted):
+    if not timm.is_model(name):
         raise ValueError(f"{name!r} is a model neither of torchvision nor of timm")
-    return timm.create_model(wanted, pretrained=False)
+    return timm.create_model(name, pretrained=False)
 
 
 def still(module: nn.Module) -> nn.Module:

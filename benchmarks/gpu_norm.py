@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks import gpu_code
+from benchmarks import gpu_cases
 from benchmarks.gpu_timing import L2_BYTES, timed
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from byoc_cudnn.norm import generate, inputs
@@ -132,8 +132,8 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
 
 def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
     calls = {c.symbol: c for case in cases for c in map(case.what.call, DIRECTIONS)}
-    text = generate(list(calls.values()), gpu_code.arch())
-    functions = gpu_code.loaded(text, args.folder / "norms", inputs(text))
+    text = generate(list(calls.values()), gpu_cases.arch())
+    functions = gpu_cases.loaded(text, args.folder / "norms", inputs(text))
     args.found["copy"] = copy_rate()
     return lambda case: measured(case.what, functions, args.found["copy"], args.compiled)
 

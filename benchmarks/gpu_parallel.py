@@ -1,11 +1,11 @@
 """Training on several GPUs: images a second of one and of all, update and all-reduces in it.
 
 A row is a network and a way: `step`, DistributedDataParallel around a `TrainingStep`, whose
-gradients come in pieces; `one-piece`, all at once; `compile` and `eager`, PyTorch's own, compiled
-around DistributedDataParallel; `trainer`, `Trainer(distributed=True)`, `kernels`, that without CUDA
-graphs, and `late`, without overlap.  In each process a GPU first trains for itself, beside the
-others, which is the speed of "one", then all of them together: "scaling" is the speed of all over
-that of as many alone.  With `--batch 128 --alone 256` of two it is that of one batch in parts.
+gradients come in pieces; `compile` and `eager`, PyTorch's own, compiled around
+DistributedDataParallel; `trainer`, `Trainer(distributed=True)`.  In each process a GPU first trains
+for itself, beside the others, which is the speed of "one", then all of them together: "scaling" is
+the speed of all over that of as many alone.  With `--batch 128 --alone 256` of two it is that of
+one batch in parts.
 
 `nccl_ms` are a step's milliseconds of NCCL's kernels, `exposed_ms` those in which no other kernel
 ran, `busy_ms` those in which some did, `more_ms` what kernels take more together than alone, by

@@ -48,14 +48,9 @@ HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 DTYPES = ("tf32", "f32", *HALVES)
 PYTORCH = ("eager", "compile", "graphs", "contiguous")
 ALONE = ("step", "contiguous")  # tensors lie channels first: in processes of their own
-# As a trainer's step; without our own convolution kernels; with normalizations written out.
-OURS = ("ours", "cudnn", "written")
 WITHIN = ("step", "backend", "convolutions")  # PyTorch
-SIDES = (*OURS, *PYTORCH, *WITHIN)
-# How our side's libraries are chosen; "first": our own kernels where they are known to be faster.
-LIBRARIES = {
-    "first": ("cuda_direct", "cudnn"), "cudnn": ("cudnn",), "measured": ("cudnn", "cutlass"),
-}  # fmt: skip
+SIDES = ("ours", *PYTORCH, *WITHIN)
+LIBRARIES = ("cuda_direct", "cudnn")  # our own kernels where they are known to be faster
 SCALE = 1024.0
 ROUNDS, WARM = 7, 10  # a graph is captured some calls after the first
 ROUND_MS, MOST_CALLS = 60.0, 8  # a round is long enough for its calls' times to be even
@@ -126,6 +121,11 @@ def settings(dtype: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = dtype != "f32"
 
 
+def cast(device: str, dtype: str) -> Any:
+    """Autocast in halves."""
+    return torch.autocast(device, HALVES.get(dtype), enabled=dtype in HALVES)
+
+
 # ---- PyTorch's sides -----------------------------------------------------------------------------
 
 
@@ -174,7 +174,7 @@ def _functions(
             backend = compiler.backend if side == "backend" else compiler.convolutions_backend
             found[side] = torch.compile(eager, backend=backend, dynamic=False)
         elif side == "step":
-            with torch.autocast(device, HALVES.get(row.dtype), enabled=row.dtype in HALVES):
+            with cast(device, row.dtype):
                 found[side] = rt.TrainingStep(module, x, loss="cross_entropy")
         else:
             found[side] = eager if side == "eager" else _compiled(eager, side, turns)
@@ -210,7 +210,7 @@ def pytorch(
             parameter.grad = None
         if side == "graphs":
             torch.compiler.cudagraph_mark_step_begin()
-        with torch.autocast(device, HALVES.get(row.dtype), enabled=row.dtype in HALVES):
+        with cast(device, row.dtype):
             loss = functions[side](x, labels)
         (loss * scale).backward()
         return loss
@@ -282,11 +282,8 @@ def _host_ms(call: Callable[[], Any]) -> float:
 # ---- ours ----------------------------------------------------------------------------------------
 
 
-def ours(
-    row: Row, built: Built, device: str, turns: Turns, select: str, written: bool = False
-) -> dict[str, Any]:
-    """The loss and all gradients as one compiled function; `written`: no normalization is an
-    operator."""
+def ours(row: Row, built: Built, device: str, turns: Turns) -> dict[str, Any]:
+    """The loss and all gradients as one compiled function."""
     import tvm
 
     import relay_wgrad
@@ -302,12 +299,12 @@ def ours(
     where = place("cuda:0" if device == "cuda" else "cpu")
     mod = step_module(
         graph, dtype=half, scaled=half == "float16", wide_weight_gradients=device != "cuda",
-        raise_norms=where.norms and not written,
+        raise_norms=where.norms,
     )  # fmt: skip
     mod = converted(mod, where.layout, blocks=where.blocks)
     library, problems, memory = None, {}, Memory(device)
     if device == "cuda":
-        library, problems = _library(mod, where, row.dtype != "f32", select, turns)
+        library, problems = _library(mod, where, row.dtype != "f32")
     else:
         vm = where.compile(mod, lambda what: None).vm
     found: dict[str, Any] = {"compile_s": time.perf_counter() - began}
@@ -347,33 +344,22 @@ def ours(
     return found
 
 
-def _library(
-    mod: Any, where: Any, tf32: bool, select: str, turns: Turns
-) -> tuple[Any, dict[str, str]]:
+def _library(mod: Any, where: Any, tf32: bool) -> tuple[Any, dict[str, str]]:
     """The step's library, loaded, and the problems of its convolutions by their functions."""
     from tvm.target import Target
 
     import byoc_cudnn
-    from byoc_cudnn.tuning.missing_measurements import record_with
     from byoc_cudnn.tuning.versions import arch_of
     from relay_wgrad.pipeline.cuda import cuda_pipeline
     from relay_wgrad.training.cuda_tools import cuda_compiler
     from relay_wgrad.training.libraries import backend_options, library_symbols
     from relay_wgrad.training.options import Options
 
-    backends = LIBRARIES[select]
-    how = "measured" if select == "measured" else "first"
-    options = Options(backends, tf32=tf32, benchmark=True, select=how)
-    given: dict[str, Any] = backend_options(backends, options, arch_of(where.device))
+    options = Options(LIBRARIES, tf32=tf32, benchmark=True)
+    given: dict[str, Any] = backend_options(LIBRARIES, options, arch_of(where.device))
     for each in given.values():
         each["deterministic"] = False  # as PyTorch's
-    record = None
-    if select == "measured":
-        turns.keep()
-        record = record_with(mod, backends, given, where.device)
-    mod, report = byoc_cudnn.partition(
-        mod, backends, products=True, select=how, record=record, **given
-    )
+    mod, report = byoc_cudnn.partition(mod, LIBRARIES, products=True, **given)
     taken = [entry.problem for entry in report.entries if entry.backend]
     problems = dict(zip(library_symbols(mod), taken, strict=True))
     with cuda_compiler():
@@ -412,7 +398,7 @@ def _split(vm: Any, call: Callable[[], Any], problems: dict[str, str], library: 
 
 
 def measure(
-    sides: Sequence[str], row: Row, device: str, turns: Turns | None = None, select: str = "first"
+    sides: Sequence[str], row: Row, device: str, turns: Turns | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The figures of each side, as they are known."""
     turns = Turns() if turns is None else turns
@@ -422,12 +408,8 @@ def measure(
         choose_compiler()
     built = build(row.model, row.batch, row.image)
     if "ours" in sides:
-        yield "ours", ours(row, built, device, turns, select)
-    if "cudnn" in sides:
-        yield "cudnn", ours(row, built, device, turns, "cudnn")
-    if "written" in sides:
-        yield "written", ours(row, built, device, turns, select, written=True)
-    if theirs := [name for name in sides if name not in OURS]:
+        yield "ours", ours(row, built, device, turns)
+    if theirs := [name for name in sides if name != "ours"]:
         yield from pytorch(theirs, row, built, device, turns)
 
 
@@ -437,13 +419,12 @@ def main() -> int:
     parser.add_argument("sides", help=", ".join(SIDES))
     parser.add_argument("row")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--select", default="first")
     parser.add_argument("--line", help="of the run that gives turns: two file descriptors")
     args = parser.parse_args()
     if args.line:
         end_with_parent()
     row, turns = Row(**json.loads(args.row)), Turns(args.line)
-    for name, figures in measure(args.sides.split(","), row, args.device, turns, args.select):
+    for name, figures in measure(args.sides.split(","), row, args.device, turns):
         if args.line:
             turns.say({"side": name, "figures": figures})
         else:

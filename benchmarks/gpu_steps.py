@@ -2,9 +2,7 @@
 
 A row is a network and a dtype, with the figures of each side: `ours`, and those of --against:
 PyTorch's `eager`, `compile`, `graphs` and `contiguous` (torch.compile, with CUDA graphs, and of
-tensors with the channels first), or `step`, `backend`, `convolutions`, `cudnn`, which is ours
-without our own convolution kernels, and `written`, which is ours with normalizations written out
-(`benchmarks.gpu_sides`).
+tensors with the channels first), or `step`, `backend` and `convolutions` (`benchmarks.gpu_sides`).
 Each side is a process of its own, or all of PyTorch's are one (--together: cuDNN tunes once).
 Processes compile side by side (--jobs), and use the GPU one after another (`benchmarks.gpu_turns`).
 The file is written after each side; with --resume a row that has not all sides is measured anew.
@@ -31,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu_models import SUITES
-from benchmarks.gpu_sides import ALONE, DTYPES, LIBRARIES, OURS, PYTORCH, SIDES, WITHIN, Row
+from benchmarks.gpu_sides import ALONE, DTYPES, PYTORCH, SIDES, WITHIN, Row
 from benchmarks.gpu_turns import ENDED, Turnstile, converse, interruptible
 from benchmarks.runner import Benchmark, Case, Option, Rows
 
@@ -50,8 +48,6 @@ class Processes:
     device: str = "cuda"
     jobs: int = 1
     longest: float = math.inf
-    select: str = "first"
-    caches: str | None = None
 
     def __post_init__(self) -> None:
         self._turnstile = Turnstile()
@@ -64,11 +60,10 @@ class Processes:
             "TORCHINDUCTOR_COMPILE_THREADS": str(max(2, 2 * cores // self.jobs)),
             "OMP_NUM_THREADS": str(max(1, cores // self.jobs)),
             **os.environ,
-            **({"RELAY_WGRAD_CACHE": self.caches} if self.caches else {}),
         }
         command = [
             sys.executable, "-m", "benchmarks.gpu_sides", ",".join(sides),
-            json.dumps(row._asdict()), "--device", self.device, "--select", self.select,
+            json.dumps(row._asdict()), "--device", self.device,
         ]  # fmt: skip
         return converse(
             command, number, self._turnstile, lambda said: told(said["side"], said["figures"]),
@@ -87,7 +82,7 @@ def run(rows: Rows, cases: Sequence[Case], args: argparse.Namespace) -> None:
     jobs = args.jobs or (os.cpu_count() or 1)
     longest = args.longest_turn or math.inf
     with interruptible():
-        measured(rows, cases, groups(args), Processes("cuda", jobs, longest, args.select), jobs)
+        measured(rows, cases, groups(args), Processes("cuda", jobs, longest), jobs)
 
 
 def measured(
@@ -146,8 +141,7 @@ def ratio(row: dict[str, Any]) -> float:
     """Our best time over the best of PyTorch's; NaN where one is missing."""
     found = {name: figures["ms"] for name, figures in row["sides"].items() if "ms" in figures}
     theirs = [found[name] for name in PYTORCH if name in found]
-    mine = [found[name] for name in OURS if name in found]
-    return float(min(mine) / min(theirs)) if theirs and mine else math.nan
+    return float(found["ours"] / min(theirs)) if theirs and "ours" in found else math.nan
 
 
 def disagreements(rows: list[dict[str, Any]], most: float = 0.05) -> list[str]:
@@ -199,7 +193,6 @@ BENCHMARK = Benchmark(
         "batch": Option(128, "images"),
         "image": Option(0, "the image's side; the model's own, if 0"),
         "together": Option(False, "PyTorch's sides in one process: cuDNN tunes once"),
-        "select": Option("first", "how our step's libraries are chosen", tuple(LIBRARIES)),
         "jobs": Option(0, "processes that build at a time; as many as cores, if 0"),
         "longest_turn": Option(180.0, "seconds of one on the GPU"),
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -183,21 +183,6 @@ def timed(calls: list[Call], count: int, idle: int = _IDLE) -> float:
     if idle:
         torch.cuda._sleep(idle * count)
     return milliseconds(calls, count) * 1e-3
-
-
-def in_turns(candidates: Mapping[str, list[Call]], count: int, warm: int = 3) -> dict[str, float]:
-    """Seconds per call of each: the median of `ROUNDS` in which they take turns.
-
-    warm : calls of each before; none where it has run.
-    """
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for calls in candidates.values():
-        if warm:
-            timed(calls, warm)
-    for _ in range(ROUNDS):
-        for name, calls in candidates.items():
-            times[name].append(timed(calls, count))
-    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def milliseconds(calls: list[Call], count: int) -> float:

@@ -81,7 +81,7 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
         model, dtype, as_graph, batch = case.key.values()
         if model not in networks:
             built = build(model, batch, args.image or None)
-            x = torch.zeros(batch, 3, built.image, built.image)
+            x = torch.zeros(batch, *built.shape)
             networks[model] = built.graph or from_torch(built.module, (x,))
         return measure(networks[model], dtype, as_graph, optimizer=args.optimizer)
 

@@ -23,6 +23,8 @@ from relay_wgrad.frontend import GradientGraph, from_stablehlo
 from relay_wgrad.jax import value_and_grad
 from tests.support.jax.plain_networks import NETWORKS, names, problem
 
+CONVOLUTION = "stablehlo.convolution"
+
 
 def moves(graph: GradientGraph) -> int:
     """Permutations and reversals of tensors of four axes: changes of layout, weights backwards."""
@@ -34,18 +36,13 @@ def moves(graph: GradientGraph) -> int:
     )
 
 
-def expected(text: str) -> int:
-    """Convolutions in a program of StableHLO."""
-    return text.count("stablehlo.convolution")
-
-
 def measure(name: str) -> Row:
     """A row of the table."""
     loss, given = problem(name)
     step = value_and_grad(loss, given, (0, 1))
     got = jax.tree.leaves(step(*given))
     reference = jax.jit(jax.value_and_grad(loss, (0, 1)))
-    forward = expected(jax.jit(loss).lower(*given).as_text())
+    forward = jax.jit(loss).lower(*given).as_text().count(CONVOLUTION)
     lowered = reference.lower(*given)
     wanted = [np.asarray(v) for v in jax.tree.leaves(lowered.compile()(*given))]
     kinds = [kind.value for kind in kinds_of(step.graph)]
@@ -53,7 +50,7 @@ def measure(name: str) -> Row:
     assert report is not None
     row: Row = {
         "error": furthest(map(np.asarray, got), wanted)[0], "forward": forward,
-        "gradients": expected(lowered.as_text()) - forward,
+        "gradients": lowered.as_text().count(CONVOLUTION) - forward,
         "kinds": {k: kinds.count(k) for k in sorted(set(kinds))},
         "recognised": len(kinds) - forward - len(report.left), "left": len(report.left),
         "moves": moves(step.graph),

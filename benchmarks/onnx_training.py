@@ -22,7 +22,7 @@ from tvm import relax
 import byoc_cudnn
 import relay_wgrad
 from benchmarks.errors import distance, furthest
-from benchmarks.network_modes import QUICK
+from benchmarks.networks import QUICK
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import GradientGraph, from_onnx_training
 from relay_wgrad.ops.call_problem import family_def

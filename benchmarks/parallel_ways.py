@@ -5,7 +5,6 @@ python benchmarks/parallel_ways.py '{"model": …, "way": …, …}'    with a l
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import statistics
@@ -13,9 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -23,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.child import end_with_parent
 from benchmarks.gpu_models import Built, build
-from benchmarks.gpu_sides import HALVES, settings
+from benchmarks.gpu_sides import cast, settings
 from relay_wgrad.training.processes import launched_rank
 
 ROUNDS, STEPS, WARM = 3, 20, 14  # a graph is captured some steps after the first
@@ -77,11 +74,6 @@ def _batch(here: Here, name: str, channels_last: bool) -> tuple[torch.Tensor, to
     return x.contiguous(memory_format=layout), labels.to(here.device)
 
 
-def _cast(here: Here) -> Any:
-    half = HALVES.get(here.problem.dtype)
-    return torch.autocast(here.device.type, half, enabled=half is not None)
-
-
 def _loop(here: Here, loss: Callable[..., Any], parameters: Iterable[Any], batch: Any) -> Train:
     """PyTorch's loop with SGD's update."""
     optimizer = torch.optim.SGD([*parameters], lr=1e-3, momentum=0.9, fused=True)
@@ -89,7 +81,7 @@ def _loop(here: Here, loss: Callable[..., Any], parameters: Iterable[Any], batch
     def train(steps: int) -> None:
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
-            with _cast(here):
+            with cast(here.device.type, here.problem.dtype):
                 made = loss(*batch)
             made.backward()
             optimizer.step()
@@ -97,15 +89,15 @@ def _loop(here: Here, loss: Callable[..., Any], parameters: Iterable[Any], batch
     return train
 
 
-def _step(here: Here, piece_bytes: int | None) -> Iterator[tuple[str, Train]]:
+def _step(here: Here) -> Iterator[tuple[str, Train]]:
     import relay_wgrad
     import relay_wgrad.torch as rt
 
     relay_wgrad.register()
     module = here.built.module.to(here.device)
-    for name, size in ((ALONE, 0), (TOGETHER, piece_bytes)):  # alone in one piece
+    for name, size in ((ALONE, 0), (TOGETHER, None)):  # alone in one piece
         batch = _batch(here, name, False)
-        with _cast(here):
+        with cast(here.device.type, here.problem.dtype):
             step = rt.TrainingStep(module, batch[0], loss="cross_entropy", piece_bytes=size)
         called: Any = step
         if name == TOGETHER:
@@ -131,29 +123,7 @@ def _pytorch(here: Here, compiles: bool) -> Iterator[tuple[str, Train]]:
 # ---- ours ----------------------------------------------------------------------------------------
 
 
-class _Late:
-    """An all-reduce that begins where it is waited for."""
-
-    def __init__(self, all_reduce: Callable[[], Any]) -> None:
-        self._all_reduce = all_reduce
-
-    def wait(self) -> None:
-        self._all_reduce()
-
-
-@contextlib.contextmanager
-def _all_late() -> Iterator[None]:
-    at_once: Any = dist.all_reduce
-
-    def late(*given: Any, async_op: bool = False, **more: Any) -> Any:
-        call = partial(at_once, *given, **more)
-        return _Late(call) if async_op else call()
-
-    with mock.patch.object(dist, "all_reduce", late):
-        yield
-
-
-def _trainer(here: Here, is_late: bool, graph: bool = True) -> Iterator[tuple[str, Train]]:
+def _trainer(here: Here) -> Iterator[tuple[str, Train]]:
     import relay_wgrad
     from relay_wgrad.frontend import from_torch
     from relay_wgrad.training.options import Options
@@ -167,26 +137,22 @@ def _trainer(here: Here, is_late: bool, graph: bool = True) -> Iterator[tuple[st
         batch = net.random_batch(here.rank)
         made = Trainer(
             net, str(here.device), lr=1e-3, dtype=dtype, distributed=name == TOGETHER,
-            on_gpu=Options(benchmark=True, graph=graph),
+            on_gpu=Options(benchmark=True),
         )  # fmt: skip
 
         def train(steps: int, made: Trainer = made, batch: Any = batch) -> None:
             for _ in made.train(itertools.repeat(batch, steps)):
                 pass
 
-        with _all_late() if is_late else contextlib.nullcontext():
-            yield name, train
+        yield name, train
         here.notes.extend(f"{name}: {note}" for note in made.place.notes)
 
 
 WAYS: dict[str, Callable[[Here], Iterator[tuple[str, Train]]]] = {
-    "step": lambda here: _step(here, None),
-    "one-piece": lambda here: _step(here, 0),
+    "step": _step,
     "compile": lambda here: _pytorch(here, True),
     "eager": lambda here: _pytorch(here, False),
-    "trainer": lambda here: _trainer(here, False),
-    "kernels": lambda here: _trainer(here, False, graph=False),
-    "late": lambda here: _trainer(here, True),
+    "trainer": _trainer,
 }
 
 

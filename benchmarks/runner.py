@@ -2,7 +2,7 @@
 
 A benchmark is data: its suites, its options, a function that makes the cases of these on any
 machine, one that measures a case, and the columns of its table.  What `--json`, `--resume`,
-`--failed`, `--time-budget` and `--dry` mean, and the one form of a file of results, are here:
+`--time-budget` and `--dry` mean, and the one form of a file of results, are here:
 
     {"benchmark": …, "date": …, "machine": {…}, "versions": {…}, "commit": …, "options": {…},
      "rows": [{…}, …]}
@@ -44,7 +44,7 @@ where there is no other, and "a.b" is a key within another's."""
 
 
 _SHORT, _OFTEN = 100, 5.0  # rows of a file that is written after each; seconds, of a longer one
-_ASIDE = {"jobs", "seconds", "gib", "nice", "longest_turn", "png"}  # options that change no row
+_ASIDE = {"jobs", "seconds", "gib", "longest_turn", "png"}  # options that change no row
 
 
 class Case(NamedTuple):
@@ -114,15 +114,12 @@ def parsed(
         _add(parser, name, option)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, after each")
     parser.add_argument("--resume", action="store_true", help="keep the rows that FILE has")
-    parser.add_argument("--failed", action="store_true", help="but for those with a reason")
-    parser.add_argument("--merge", type=_some(None), default=(), metavar="FILE,…",
-                        help="take also the rows of these, and measure nothing")  # fmt: skip
     parser.add_argument("--time-budget", type=float, metavar="MINUTES", default=math.inf,
                         help="start no row after")  # fmt: skip
     parser.add_argument("--dry", action="store_true", help="list the cases, and measure nothing")
     args = parser.parse_args(words)
-    if (args.resume or args.failed) and not args.json:
-        parser.error("--resume and --failed need --json")
+    if args.resume and not args.json:
+        parser.error("--resume needs --json")
     args.on_gpu, args.error = on_gpu, parser.error
     return args
 
@@ -171,20 +168,19 @@ class Rows:
         is_whole: Callable[[Row], bool] = lambda row: True,
     ) -> None:  # fmt: skip
         """Ends the program where the file is of another machine, other versions or options."""
-        self._path, self._about, self._again, self._is_whole = (
-            args.json, about, args.failed, is_whole,
-        )  # fmt: skip
+        self._path, self._about, self._is_whole = args.json, about, is_whole
         self._names = list(cases[0].key) if cases else []
         self._until = time.monotonic() + 60 * args.time_budget
-        self._lock, self._saved, self._is_new = threading.Lock(), -math.inf, bool(args.merge)
+        self._lock, self._saved, self._is_new = threading.Lock(), -math.inf, False
         self._rows: dict[str, Row] = {}
-        kept = args.resume or args.failed
-        for path in (*([args.json] if kept and args.json.exists() else []), *args.merge):
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if args.resume and args.json.exists():
+            found = json.loads(args.json.read_text(encoding="utf-8"))
             for what in ("machine", "versions", "options"):
-                if found.get(what) != about[what]:
-                    args.error(f"{path}: other {what} than this run's")
-            self._rows |= {self._key(row): row for row in found["rows"]}
+                kept = found.get(what) or {}
+                # A file may have options that are gone.
+                if (kept | about[what] if what == "options" else about[what]) != kept:
+                    args.error(f"{args.json}: other {what} than this run's")
+            self._rows = {self._key(row): row for row in found["rows"]}
 
     def _key(self, row: Row) -> str:
         return json.dumps([row.get(name) for name in self._names])
@@ -199,9 +195,9 @@ class Rows:
         return self._rows.get(self._key(case.key))
 
     def misses(self, case: Case) -> bool:
-        """Whether it has no whole row, or with `--failed` one that says why it failed."""
+        """Whether it has no whole row."""
         row = self.of(case)
-        return row is None or not self._is_whole(row) or (self._again and "reason" in row)
+        return row is None or not self._is_whole(row)
 
     def save(self) -> None:
         """Writes the file, if there is one and it lacks a row."""
@@ -268,7 +264,7 @@ def run(benchmark: Benchmark, name: str, args: argparse.Namespace) -> int:
     args.found = {}  # what a benchmark adds to the file: ceilings that it measured
     about = {"benchmark": name, **facts(args.on_gpu), "options": _options(benchmark, cases, args)}
     rows = Rows(args, about, cases, lambda row: benchmark.is_whole(row, args))
-    left = [case for case in cases if rows.misses(case) and not args.merge]
+    left = [case for case in cases if rows.misses(case)]
     with tempfile.TemporaryDirectory(prefix="relay-wgrad-benchmark-") as folder:
         args.folder = Path(folder)
         # Plans and kernels are chosen afresh, unless the caller names a cache.

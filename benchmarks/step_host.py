@@ -17,8 +17,8 @@ import torch
 
 import relay_wgrad
 import relay_wgrad.torch as rt
-from benchmarks import plain_networks
 from benchmarks.runner import Benchmark, Case, Measure, Option
+from tests.support.torch import plain_networks
 
 CALLS = 20
 STEP = ("finding the program", "comparing")

@@ -1,4 +1,8 @@
-"""Fixtures that all tests share."""
+"""Fixtures that all tests share.
+
+TVM is imported in functions: xdist's own process, which the others wait for, reads this file and
+runs no test.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,8 @@ import hypothesis
 import pytest
 
 import relay_wgrad
-from byoc_cudnn import BACKENDS
-from byoc_cudnn.backends.base import rows_of
-from byoc_cudnn.backends.cudnn import check as cudnn
-from byoc_cudnn.decision import Decision
-from relay_wgrad.problem import ConvProblem
 from tests.support import children
-from tests.support.fast import shallow_stacks, unoptimized_programs
+from tests.support.stacks import shallow_stacks
 
 GOLDEN = Path(__file__).parent / "golden"
 # What tests compile for CPUs is kept beside what pytest keeps; as kernels alone, since tests put
@@ -30,6 +29,8 @@ GOLDEN = Path(__file__).parent / "golden"
 os.environ.setdefault("RELAY_WGRAD_PROGRAMS", "0")
 if not os.environ.get("RELAY_WGRAD_CACHE"):
     os.environ["RELAY_WGRAD_CACHE"] = str(GOLDEN.parents[1] / ".pytest_cache" / "relay-wgrad")
+
+_UNOPTIMIZED = "--xla_backend_optimization_level=0"
 
 # How long a case takes says how busy the machine is.
 hypothesis.settings.register_profile("house", deadline=None)
@@ -40,6 +41,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write tests/golden anew, instead of comparing"
     )
+
+
+def _is_daily(config: pytest.Config) -> bool:
+    return "not longer" in config.option.markexpr
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What XLA compiles for CPUs, mostly what is compared with, is not optimized on each day."""
+    if _is_daily(config) and _UNOPTIMIZED not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_UNOPTIMIZED}".strip()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -129,8 +140,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """`make test` leaves LLVM's optimizations out where a test is of numbers; `make test-all`
     compiles all as for users.
     """
-    daily = "not longer" in item.config.option.markexpr
-    quick = daily and not item.nodeid.startswith(_CODE)
+    from tests.support.fast import unoptimized_programs
+
+    quick = _is_daily(item.config) and not item.nodeid.startswith(_CODE)
     with unoptimized_programs() if quick else nullcontext(), shallow_stacks():
         return (yield)
 
@@ -207,8 +219,11 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.fixture
 def any_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's epilogues for every problem, for tests of how chains of ops are found and taken."""
+    from byoc_cudnn import BACKENDS
+    from byoc_cudnn.backends.base import rows_of
+    from byoc_cudnn.backends.cudnn import check as cudnn
 
-    def accepts(problem: ConvProblem, epilogue: str) -> Decision:
+    def accepts(problem: Any, epilogue: str) -> Any:
         known = epilogue in cudnn.EPILOGUES[problem.kind]
         return cudnn.check(problem, "" if known else epilogue)
 

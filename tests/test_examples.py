@@ -17,6 +17,7 @@ SHORTER = {"digits.py": ("--steps", "30"), "segment_volumes.py": ("--steps", "20
     "digits",
     "segment_volumes",
     "training_step",
+    "wavenet_jax",
     why="Relay's stay, and README's",
 )
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

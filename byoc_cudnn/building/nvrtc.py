@@ -241,7 +241,6 @@ def _object(nvrtc: Nvrtc, found: Toolchain, host: str, folder: Path, unit: Unit)
     includes = found.cuda.includes
     codes = [(last, True, nvrtc.compile(unit.source, last, includes, ptx=True) + b"\0")]
     codes += [(a, False, nvrtc.compile(unit.source, a, includes)) for a in sorted(unit.archs)]
-    flags = [flag for flag in found.compile_options if flag != "-O2"]
     with working_folder(folder) as work:
         for number, (_, _, code) in enumerate(codes):
             (work / f"code_{number}").write_bytes(code)
@@ -249,7 +248,7 @@ def _object(nvrtc: Nvrtc, found: Toolchain, host: str, folder: Path, unit: Unit)
         (work / "host.cc").write_text(host_source(unit.source, heads), encoding="utf-8")
         run = partial(run_tool, who=f"{unit.name}: the compiler", seconds=_SECONDS, folder=work)
         # -O1: functions that do the same stay apart, since kernels are told by their address.
-        words = [*found.compiler, *flags, "-O1", "-fvisibility=hidden", "-w"]
+        words = [*found.compiler, *found.compile_options, "-O1", "-fvisibility=hidden", "-w"]
         run([*words, "-S", "host.cc", "-o", "host.s"])
         text = (work / "host.s").read_text(encoding="utf-8")
         kernels = kernels_in(unit.source)

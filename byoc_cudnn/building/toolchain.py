@@ -35,6 +35,7 @@ from .components import (
     nvidia_packages,
 )
 
+OPTIMIZATION = "-O2"  # of host code
 INSTALL = "pip install 'relay-wgrad[cuda]'"
 
 
@@ -94,7 +95,7 @@ class Toolchain:
         return self._compile_options(self.ffi_includes)
 
     def _compile_options(self, more: tuple[Path, ...]) -> list[str]:
-        options = ["-std=c++17", "-O2", "-fPIC"]
+        options = ["-std=c++17", OPTIMIZATION, "-fPIC"]
         for folder in dict.fromkeys((*self.cudnn.includes, *self.cuda.includes, *more)):
             if folder not in STANDARD:
                 options += ["-isystem", str(folder)]

@@ -21,5 +21,3 @@ def test_sides_agree(tmp_path: Path) -> None:
     assert ours["resumed"]
     np.testing.assert_allclose(ours["losses"], theirs["losses"], rtol=1e-3)
     assert png.stat().st_size > 1000
-    again = ["--resume", "--beside", str(path), "--png", str(png)]
-    assert main(["cpu", "digits", *given, *again]) == 0

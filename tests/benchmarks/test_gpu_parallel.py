@@ -70,6 +70,6 @@ def test_a_row_is_rehearsed() -> None:
 
 
 @pytest.mark.longer("processes of their own; PyTorch's stay")
-@pytest.mark.parametrize("way", ["step", "trainer", "kernels", "late"])
+@pytest.mark.parametrize("way", ["step", "trainer"])
 def test_our_ways(way: str) -> None:
     rehearse(way)

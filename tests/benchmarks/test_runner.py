@@ -56,9 +56,6 @@ def test_rows_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "all: 2 rows, geometric mean 1.000, 0.50 to 2.00" in said
     assert "ValueError: no" in said
     assert "3 of 3 rows, 1 failed" in said
-    bench.broken.clear()
-    assert bench.run(*given, "--failed") == 0
-    assert bench.asked == ["a", "b", "c", "c"]
     kept = json.loads(path.read_text())
     assert {row["network"] for row in kept["rows"]} == {"a", "b", "c"}
     assert kept["benchmark"] == "cpu bench"
@@ -90,15 +87,12 @@ def test_rows_of_another_machine_are_not_taken(
         assert f"other {what} than this run's" in capsys.readouterr().err
 
 
-def test_parts_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bench, parts = Bench(), [tmp_path / name for name in ("a.json", "b.json", "both.json")]
-    bench.run("--suite", "a", "--json", str(parts[0]))
-    bench.run("--suite", "b", "--json", str(parts[1]))
-    assert bench.run("--merge", f"{parts[0]},{parts[1]}", "--json", str(parts[2])) == 0
-    assert bench.asked == ["a", "b"]
-    rows = json.loads(parts[2].read_text())["rows"]
-    assert [row["network"] for row in rows] == ["a", "b"]
-    assert "2 of 3 rows, 0 failed" in capsys.readouterr().out
+def test_an_option_that_is_gone_does_not_count(tmp_path: Path) -> None:
+    path, bench = tmp_path / "rows.json", Bench()
+    bench.run("--json", str(path))
+    path.write_text(path.read_text().replace('"steps": 3', '"steps": 3, "gone": "first"'))
+    bench.run("--json", str(path), "--resume")
+    assert bench.asked == ["a", "b", "c"]
 
 
 def test_without_time_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

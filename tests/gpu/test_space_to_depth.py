@@ -13,13 +13,12 @@ import tvm
 from torch import nn
 
 import byoc_cudnn
-from benchmarks import gpu_stem
-from benchmarks.gpu_timing import arithmetic
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.cuda_tools import cuda_compiler
 from relay_wgrad.training.options import Options
 from relay_wgrad.transform import space_to_depth
+from tests.support.gpu import first_layers
 from tests.support.gpu.runner import choose_compiler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
@@ -54,7 +53,7 @@ FORMS = {
     [(form, *case) for form, cases in FORMS.items() for case in product(*cases)],
 )
 def test_both_gradients(form: str, name: str, mode: str) -> None:
-    layer, dtype = LAYERS[name], gpu_stem.DTYPES[mode]
+    layer, dtype = LAYERS[name], first_layers.DTYPES[mode]
     c, k, side, taps, stride, pad = layer
     size, batch = (side + 2 * pad - taps) // stride + 1, 3
     torch.manual_seed(0)
@@ -62,7 +61,7 @@ def test_both_gradients(form: str, name: str, mode: str) -> None:
         torch.randn(batch, c, side, side), torch.randn(k, c, taps, taps),
         torch.randn(batch, size, size, k).to(getattr(torch, dtype)),
     ]  # fmt: skip
-    mod, entries = space_to_depth(gpu_stem.module(layer, batch, dtype), form=form)
+    mod, entries = space_to_depth(first_layers.module(layer, batch, dtype), form=form)
     assert all(entry.became for entry in entries)
     mod, report = byoc_cudnn.partition_for_cudnn(
         mod, deterministic=True, allow_tf32=mode == "tf32", strict=True
@@ -71,11 +70,10 @@ def test_both_gradients(form: str, name: str, mode: str) -> None:
     with cuda_compiler():
         vm = byoc_cudnn.build(mod).virtual_machine()
     args = [tvm.runtime.from_dlpack(t.cuda()) for t in given]
-    runs = [gpu_stem.tensors(vm["main"](*args)) for _ in range(2)]
+    runs = [[torch.from_dlpack(t) for t in vm["main"](*args)] for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     rounded = [t.to(getattr(torch, dtype)).double() for t in given]
-    with arithmetic(tf32=False, benchmark=False):
-        want = gpu_stem.by_torch(layer, rounded, torch.float64)()
+    want = first_layers.by_torch(layer, rounded)
     for got, right in zip(runs[0], want, strict=True):
         error = (got.double().cpu() - right.double()).norm() / right.double().norm()
         assert error < LIMITS[mode]

@@ -16,6 +16,7 @@ import relay_wgrad
 from legalize import rules as kernel_rules
 from relay_wgrad import registry
 from relay_wgrad.ops import ALL, FAMILY
+from tests.support.children import run_code
 from tests.support.malformed import (
     NEW,
     OPS,
@@ -69,6 +70,13 @@ def snapshot():
 """
 
 
+def forked(code: str) -> str:
+    """What a process prints that has imported all, and registered nothing."""
+    done = run_code(SNAPSHOT + code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 def python(code: str) -> str:
     """What a fresh process prints; its failure is this test's."""
     done = subprocess.run(
@@ -100,7 +108,7 @@ print("nothing")
 
 def test_unregister_restores_every_rule() -> None:
     """Also after a second round; only the new ops' names stay, since TVM forgets no op."""
-    out = python(
+    out = forked(
         """
 import relay_wgrad
 before = snapshot()
@@ -212,7 +220,7 @@ def test_after_unregister(op: str) -> None:
 @pytest.mark.longer("starts processes of TVM")
 def test_never_registered() -> None:
     """A process that has only imported the package."""
-    out = python(
+    out = forked(
         """
 import relay_wgrad
 x = relax.Var("x", relax.TensorType((1, 1, 4, 4), "float32"))
@@ -234,7 +242,7 @@ for make in (
 @pytest.mark.longer("starts processes of TVM")
 def test_a_rule_registered_above_ours_stays() -> None:
     """Of an op of upstream's and of a new one; and it survives another round."""
-    out = python(
+    out = forked(
         """
 import relay_wgrad
 import tvm

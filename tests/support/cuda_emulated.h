@@ -2,6 +2,9 @@
 // they compute.  Blocks run one after another, or, where they wait for each other, all at once; asm is
 // left out, so copies are made when they are asked for.
 
+#ifndef RW_CUDA_EMULATED
+#define RW_CUDA_EMULATED
+
 #include <cuda_runtime_api.h>
 
 #include <cuda_bf16.h>
@@ -128,3 +131,5 @@ using std::exp;
 using std::max;
 using std::min;
 using std::sqrt;
+
+#endif

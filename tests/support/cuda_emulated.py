@@ -130,19 +130,28 @@ def includes() -> list[str]:
     return [word for place in places for word in ("-isystem", str(place))]
 
 
+@lru_cache(maxsize=4)
+def command(folder: Path) -> list[str]:
+    """What builds a kernel in a folder, with the device's header compiled once for all of them."""
+    words = [
+        *find().compiler, "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-pthread",
+        *includes(),
+    ]  # fmt: skip
+    header = folder / HEADER.name
+    header.write_bytes(HEADER.read_bytes())
+    subprocess.run([*words, "-x", "c++-header", str(header), "-o", f"{header}.gch"], check=True)
+    return [*words, "-include", str(header)]
+
+
 @lru_cache(maxsize=64)
 def _library(folder: Path, kernel: str) -> Any:
     source, library = folder / f"{kernel}.cc", folder / f"{kernel}.so"
     family = NORMS if kernel.startswith(NORMS.codegen) else POOLS
     source.write_text(emulated(family.source_of(kernel)), encoding="utf-8")
-    compiler = find().compiler
-    if not compiler:
+    if not find().compiler:
         pytest.skip("no C++ compiler")
-    command = [
-        *compiler, "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-DRW_NORM_MANY=128", "-shared",
-        "-fPIC", "-pthread", *includes(), str(source), "-o", str(library),
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
+    own = ["-DRW_NORM_MANY=128", "-shared", str(source), "-o", str(library)]
+    subprocess.run([*command(folder), *own], check=True)
     return ctypes.CDLL(str(library))
 
 

@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "TVM_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }  # fmt: skip
+KEPT = {"RELAY_WGRAD_PROGRAMS": "1"}  # whole programs too
 GRACE = 15.0  # seconds that the others have when one has failed: NCCL does not tell them
 
 
@@ -30,11 +31,14 @@ def run_ranks(
 ) -> Sequence[subprocess.CompletedProcess[str]]:  # fmt: skip
     """A script in `world` processes with a launcher's environment: how each of them ended.
 
+    They share what they compile, and keep it for one another: nothing of the package is replaced in
+    them.
+
     forked : as of `children`.  Else all are ended after `timeout` seconds, or `GRACE` after one has
         failed, with where their threads were at the end of their `stderr`, and what becomes of
         warnings is a choice.
     """
-    environments = [{**each, **(env or {})} for each in _environments(world)]
+    environments = [{**each, **KEPT, **(env or {})} for each in _environments(world)]
     if not forked:
         command = [sys.executable, "-W", warnings, str(script), *args]
         return _together(command, environments, timeout)

@@ -17,7 +17,7 @@ from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.updates import UPDATES, UpdatesCall
 from byoc_cudnn.updates.call import NUMBERS, TILE, numbers_of
 from byoc_cudnn.updates.codegen import numbers
-from tests.support.cuda_emulated import aligned, emulated, includes
+from tests.support.cuda_emulated import aligned, command, emulated
 
 ADAM = {"weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 CASES = {
@@ -84,14 +84,10 @@ def library(folder: Path, source: str, name: str = "updates") -> Any:
             continue
         path.write_text(emulated(UPDATES.source_of(kernel)), encoding="utf-8")
         own = f"-Dtimes_together={kernel}_times -Dlaunched_together={kernel}_launched"
-        command = [
-            *find().compiler, *own.split(), "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-fPIC",
-            "-pthread", *includes(), "-c", str(path), "-o", str(made),
-        ]  # fmt: skip
-        running.append(subprocess.Popen(command))
+        words = [*command(folder), *own.split(), "-c", str(path), "-o", str(made)]
+        running.append(subprocess.Popen(words))
     assert not any(process.wait() for process in running)
-    command = library_command(host, folder / f"{name}.so", inputs=objects)
-    subprocess.run(command, check=True)
+    subprocess.run(library_command(host, folder / f"{name}.so", inputs=objects), check=True)
     return tvm_ffi.load_module(str(folder / f"{name}.so"))
 
 

@@ -230,6 +230,7 @@ def by_torch(t: Tensors, groups: int, activation: str, summed: bool) -> dict[str
 
 
 @pytest.mark.share(5)
+@pytest.mark.longer_cases("float32-shape10", why="groups of several channels, as in float64")
 @pytest.mark.parametrize(("dtype", "shape", "groups", "activation", "how"), GROUPED)
 def test_groups_and_activations(
     folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any

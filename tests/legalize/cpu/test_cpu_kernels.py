@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.script import relax as R
 from tvm.target import Target
 
-from benchmarks.cpu_convolutions import extra_bytes
 from legalize import cpu
 from legalize.cpu.direct import affine
 from legalize.cpu.direct.product import as_product
@@ -91,13 +91,13 @@ CASES = [
 ]
 
 
-@pytest.mark.share(11)
+@pytest.mark.share(17)
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_edges(problem: ConvProblem) -> None:
     assert run(problem) <= tolerance(problem)
 
 
-@pytest.mark.share(11)
+@pytest.mark.share(17)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("seed", range(16))
 def test_random(kind: ConvKind, seed: int) -> None:
@@ -118,7 +118,21 @@ n=6 c=64 h=9 w=9 k=64 r=3 s=3 pad=1,1,1,1
 """
 
 
-@pytest.mark.share(11)
+def extra_bytes(function: tvm.tirx.PrimFunc) -> int:
+    """Bytes of memory that a kernel takes beyond operands and result, for one thread."""
+    total = 0
+
+    def visit(node: tvm.tirx.AllocBuffer) -> None:
+        nonlocal total
+        if node.buffer.scope() == "global":
+            bytes_ = np.dtype(str(node.buffer.dtype)).itemsize
+            total += math.prod(int(x) for x in node.buffer.shape) * bytes_
+
+    tvm_ffi.structural_walk(function.body, [(tvm.tirx.AllocBuffer, visit)], order="post")
+    return total
+
+
+@pytest.mark.share(17)
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("line", PARTS.strip().splitlines())
@@ -179,7 +193,7 @@ TARGETS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_targets(target: dict[str, Any], kind: ConvKind) -> None:
@@ -202,7 +216,7 @@ def test_aarch64_is_generated() -> None:
     assert cpu.prim_func(problem, target).attrs["tirx.is_scheduled"]
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize(
     "line",
@@ -295,7 +309,7 @@ def test_threads() -> None:
     assert int(TARGET.attrs["num-cores"]) == len(usable_cores())
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("groups", [1, 32], ids=["dense", "depthwise"])
 @pytest.mark.parametrize("mcpu", ["znver3", "znver4"])

@@ -50,7 +50,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depthwise, "FAR", 0)
 
 
-@pytest.mark.share(11)
+@pytest.mark.share(17)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("line", CASES)
 @pytest.mark.parametrize("target", [HOST, AVX2], ids=["host", "avx2"])
@@ -62,7 +62,7 @@ def test_right_numbers(target: Target, line: str, kind: ConvKind) -> None:
     assert error_of(problem, kernel) <= tolerance(problem)
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("line", [CASES[0], CASES[1], CASES[8]])
 def test_symbolic_batch(line: str, kind: ConvKind) -> None:

@@ -28,6 +28,7 @@ def test_the_best_of_two_that_agree(rates: list[float], found: float, tries: int
     assert next(given) == tries
 
 
+@pytest.mark.longer("keeps all cores busy; what agrees is above")
 def test_other_programs_on_the_cores_change_no_ceiling() -> None:
     """A program for each core, and again half as many: by the clock the rate would be a half."""
     threads = configure_threads()

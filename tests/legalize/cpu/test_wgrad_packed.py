@@ -77,7 +77,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[WorkSplit, Work]]:
     return made
 
 
-@pytest.mark.share(7)
+@pytest.mark.share(11)
 @pytest.mark.parametrize("l1_bytes", [2048, 1 << 15])
 @pytest.mark.parametrize("line", LINES)
 def test_units_and_chunks(
@@ -90,7 +90,7 @@ def test_units_and_chunks(
     assert work.units > 1 or l1_bytes > 2048 or "NCHW" in line
 
 
-@pytest.mark.share(11)
+@pytest.mark.share(17)
 @pytest.mark.parametrize("splits", [1, 2, 3])
 @pytest.mark.parametrize("k_blocks", [1, 2, 9])
 @pytest.mark.parametrize("c_tiles", [1, 3, 9])
@@ -111,7 +111,7 @@ def test_every_plan(
         assert run(parse(line), TARGET) <= tolerance(parse(line))
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("line", [line for line in LINES if "NCHW" in line or "groups" in line])
 def test_images_are_copied_in_parts(
@@ -144,7 +144,7 @@ def test_symbolic_batch(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert error_of(sized, kernel) <= tolerance(sized)
 
 
-@pytest.mark.share(11)
+@pytest.mark.share(17)
 @pytest.mark.parametrize("seed", range(24))
 def test_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     small_caches(monkeypatch, 4096, 1 << 14)

@@ -80,7 +80,7 @@ CASES = [
     "wgrad n=2 c=31 h=7 w=19 k=16",
     "wgrad n=2 c=16 h=9 w=6 k=32",
 )
-@pytest.mark.share(7)
+@pytest.mark.share(11)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_edges(problem: ConvProblem) -> None:
@@ -97,7 +97,7 @@ def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> N
     assert run(problem) <= tolerance(problem) + ERROR
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD], ids=lambda kind: kind.value)
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_weights_are_transformed_in_tasks_where_there_are_many() -> None:
         )
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("mattr", [[], ["+avx2", "+fma"], ["+avx512f"]], ids=str)

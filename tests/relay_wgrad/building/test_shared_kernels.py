@@ -76,6 +76,7 @@ def test_an_evaluator_takes_a_trainers_kernels(compiled: list[str]) -> None:
             assert evaluator.compiled.kernel(name) is not None
 
 
+@pytest.mark.longer("three programs; a trainer's and an evaluator's stay")
 def test_another_batch_and_an_evaluation_of_one_step(compiled: list[str]) -> None:
     """Of another batch those that know the batch; of `eval` and `no_grad` what training has not."""
     step = rt.TrainingStep(network(), torch.zeros(4, 3, 8, 8))

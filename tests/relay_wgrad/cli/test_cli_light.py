@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -12,57 +14,69 @@ from relay_wgrad.cli import arguments
 from relay_wgrad.cli.main import COMMANDS
 from relay_wgrad.training import optim, options
 
+# One process for all command lines: none of them loads what the next one must not find.
 _RUN = """
-import sys
+import contextlib, io, json, sys
 from relay_wgrad.cli.main import main
-try:
-    code = main(sys.argv[1:])
-except SystemExit as error:
-    code = error.code
-loaded = [name for name in ("tvm", "tvm_ffi", "torch", "rich", "lark") if name in sys.modules]
-print(code, loaded, file=sys.stderr)
+found = []
+for args in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = main(args)
+        except SystemExit as error:
+            code = error.code
+    loaded = [name for name in ("tvm", "tvm_ffi", "torch", "rich", "lark") if name in sys.modules]
+    found.append((f"{code} {loaded}", said.getvalue()))
+json.dump(found, sys.stdout)
 """
+HELP = [["--help"], ["--version"], *([c, "--help"] for c in COMMANDS)]
+WRONG = [
+    (["trian"], "invalid choice: 'trian'"),
+    (["train", "--bogus"], "unrecognized arguments: --bogus (see `python -m relay_wgrad train"),
+    (["train", "--batch", "0"], "--batch: must be an integer of at least 1, got '0'"),
+    (["train", "--optimizer", "adagrad"], "invalid choice: 'adagrad'"),
+    (["inspect"], "the following arguments are required: MODEL"),
+    (["bench", "--problem", "wgrad n=1"], "--problem"),
+    (["train", "--loss", "hinge"], "--loss: 'hinge': expected cross_entropy, bce_with_logits"),
+    (["train", "--loss", "huber(delta=0)"], "--loss: huber: delta must be a positive number"),
+    (["inspect", "squeezenet", "--backends", "cudn"], "must be some of cuda_direct, cudnn"),
+    (["tune", "squeezenet", "--backends", "tvm,x"], "cutlass, tvm, got 'tvm,x'"),
+]
 
 
-def ended(*args: str) -> tuple[str, str]:
-    """(the last line, what was said before)"""
-    done = subprocess.run([sys.executable, "-c", _RUN, *args], capture_output=True, text=True)
-    *said, last = done.stderr.splitlines()
-    return last, "\n".join([done.stdout, *said])
+def ended(*lines: list[str]) -> list[tuple[str, str]]:
+    """Of each command line (its code and what is loaded after it, what it said)."""
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, json.dumps(lines)], capture_output=True, text=True, check=True
+    )
+    return [(last, said) for last, said in json.loads(done.stdout)]
+
+
+@cache
+def light() -> dict[tuple[str, ...], tuple[str, str]]:
+    lines = [*HELP, *(args for args, _ in WRONG)]
+    return dict(zip(map(tuple, lines), ended(*lines), strict=True))
 
 
 def test_env_loads_no_pytorch() -> None:
-    last, said = ended("env")
+    ((last, said),) = ended(["env"])
     loaded = last.removeprefix("0 ")
     assert "tvm_ffi" in loaded
     assert "torch" not in loaded
     assert "hooks of TVM" in said
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], *([c, "--help"] for c in COMMANDS)])
+@pytest.mark.parametrize("args", HELP)
 def test_help(args: list[str]) -> None:
-    last, said = ended(*args)
+    last, said = light()[tuple(args)]
     assert last == "0 []"
     assert args == ["--version"] or "options:" in said
 
 
-@pytest.mark.parametrize(
-    ("args", "text"),
-    [
-        (["trian"], "invalid choice: 'trian'"),
-        (["train", "--bogus"], "unrecognized arguments: --bogus (see `python -m relay_wgrad train"),
-        (["train", "--batch", "0"], "--batch: must be an integer of at least 1, got '0'"),
-        (["train", "--optimizer", "adagrad"], "invalid choice: 'adagrad'"),
-        (["inspect"], "the following arguments are required: MODEL"),
-        (["bench", "--problem", "wgrad n=1"], "--problem"),
-        (["train", "--loss", "hinge"], "--loss: 'hinge': expected cross_entropy, bce_with_logits"),
-        (["train", "--loss", "huber(delta=0)"], "--loss: huber: delta must be a positive number"),
-        (["inspect", "squeezenet", "--backends", "cudn"], "must be some of cuda_direct, cudnn"),
-        (["tune", "squeezenet", "--backends", "tvm,x"], "cutlass, tvm, got 'tvm,x'"),
-    ],
-)
+@pytest.mark.parametrize(("args", "text"), WRONG)
 def test_wrong_options(args: list[str], text: str) -> None:
-    last, said = ended(*args)
+    last, said = light()[tuple(args)]
     assert last == "2 []"
     assert text in said
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -307,7 +308,8 @@ mapped = jax.shard_map(
     out_specs=P(),
 )
 near(jax.jit(jax.grad(mapped, (0, 1)))(xs, ws), want)
-
+"""
+_SHARED_STEPS = """
 @jax.checkpoint
 def layer(x, w):
     return jnp.tanh(conv(x, w, (1, 1), "SAME")) + x
@@ -328,13 +330,23 @@ for conv, images, place in ((lax.conv, x, None), (rj.conv, xs, NamedSharding(mes
     if conv is rj.conv:
         assert "all-gather" not in run.lower(weights, images).compile().as_text()
 near(*found)
-print("shared")
 """
 
 
-def test_images_that_two_devices_share() -> None:
-    done = run_code(_SHARED, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+def shared(code: str) -> None:
+    """The code ends well where two devices are."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    done = run_code(f"{code}\nprint('shared')", env={"XLA_FLAGS": flags})
     assert (done.returncode, done.stdout.strip()) == (0, "shared"), done.stderr[-3000:]
+
+
+def test_images_that_two_devices_share() -> None:
+    shared(_SHARED)
+
+
+@pytest.mark.longer("whole training steps; one gradient stays")
+def test_steps_whose_images_two_devices_share() -> None:
+    shared(_SHARED + _SHARED_STEPS)
 
 
 def deep(conv: Any) -> Any:

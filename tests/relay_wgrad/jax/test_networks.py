@@ -17,10 +17,10 @@ from tests.support.jax.networks import losses
 
 SIZES = {
     "resnet18": {"width": 8, "size": 64, "n": 8},
-    "unet": {"width": 8, "size": 16},
+    "unet": {"width": 8, "size": 16, "depth": 1},
     "wavenet": {"width": 8, "layers": 4, "size": 64},
 }
-CONVOLUTIONS = {"resnet18": 20, "unet": 8, "wavenet": 14}
+CONVOLUTIONS = {"resnet18": 20, "unet": 5, "wavenet": 14}
 
 
 @pytest.mark.share(2)

@@ -48,6 +48,7 @@ def test_numbers(case: str, registered: None) -> None:
     assert np.array_equal(got, 2 * array.reshape(second))
 
 
+@pytest.mark.longer("compiles a program; its reshapes are above")
 def test_a_volume_behind_a_pool_is_compiled() -> None:
     """Whose merged rows and columns TVM's simplifier never came to an end with."""
     line = (

@@ -263,6 +263,7 @@ def test_groups(kind: str, half: Any, found: list[list[str]]) -> None:
     assert Counter(ops) == want + Counter({f"_backward{name}": n for name, n in want.items()})
 
 
+@pytest.mark.longer_cases("residual", "bare", why="numbers are test_groups'")
 @pytest.mark.parametrize("kind", ["instance", "residual", "groups", "bare"])
 @pytest.mark.usefixtures("found")
 def test_compiled_here_groups(kind: str) -> None:

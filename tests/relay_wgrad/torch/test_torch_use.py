@@ -312,14 +312,13 @@ def test_data_parallel(tmp_path: Path) -> None:
 
 
 def test_the_package_does_not_need_pytorch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import relay_wgrad, legalize.cpu, byoc_cudnn"
-    for more, message in (
-        ("", ""),
-        ("; import relay_wgrad.torch", "pip install relay-wgrad[torch]"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", code + more], capture_output=True, text=True, check=False,
-            cwd=ROOT,
-        )  # fmt: skip
-        assert message in done.stderr
-        assert bool(done.returncode) == bool(message), done.stderr
+    code = (
+        "import sys; sys.modules['torch'] = None; import relay_wgrad, legalize.cpu, byoc_cudnn\n"
+        "print('without'); import relay_wgrad.torch"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.stdout == "without\n", done.stderr
+    assert "pip install relay-wgrad[torch]" in done.stderr
+    assert done.returncode

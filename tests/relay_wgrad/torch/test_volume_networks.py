@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import relay_wgrad.torch as rt
-from benchmarks.plain_networks import VolumeUNet
 from relay_wgrad.torch import compiler, norms
 from relay_wgrad.torch.reports import compiled_graphs
+from tests.support.torch.plain_networks import VolumeUNet
 from tests.support.torch.segmentation_losses import DiceAndCrossEntropy, SoftDice
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -68,7 +68,7 @@ def check(module: nn.Module, model: Any, given: list[torch.Tensor]) -> None:
         assert error <= max(3 * usual, 1e-5), (tuple(one.shape), error, usual)
 
 
-@pytest.mark.share(2)
+@pytest.mark.longer("whole networks; norms, losses and layers of volumes stay")
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_training_step(kind: str) -> None:
     module, given = made(kind)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +11,7 @@ import pytest
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.training.data import Data
 from tests.support import several_processes
+from tests.support.children import run_code
 from tests.support.processes import run_ranks
 from tests.support.training_models import residual_net
 
@@ -98,11 +96,7 @@ def test_needs_pytorch_and_a_launcher() -> None:
         ("import sys; sys.modules['torch'] = None; ",
          "ImportError: distributed=True needs PyTorch: pip install relay-wgrad[torch]"),
     ):  # fmt: skip
-        code = (
+        done = run_code(
             f"{hidden}from relay_wgrad.training import processes; processes.Processes.join('cpu')"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-            env={name: v for name, v in os.environ.items() if name != "RANK"},
-        )  # fmt: skip
         assert message in done.stderr

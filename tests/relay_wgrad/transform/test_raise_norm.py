@@ -160,7 +160,7 @@ class Groups(nn.Module):
 
 
 def test_groups_of_channels() -> None:
-    """The step of operators, channels first and last, is the step as it was written."""
+    """The step of operators, channels last, is the step as it was written."""
     torch.manual_seed(0)
     graph = from_torch(Groups().double(), (torch.zeros(2, 2, 3, 4, 3, dtype=torch.float64),))
     raised, entries = raise_batch_norm(graph.module)
@@ -175,13 +175,12 @@ def test_groups_of_channels() -> None:
     assert {int(c.attrs["axis"]) for c in calls(adjoint, GROUPED)} == {4}
     assert len(calls(adjoint, f"{GROUPED}_backward")) == len(entries)
     values = [tvm.runtime.tensor(v) for v in graph.arguments(graph.random_batch(0))]
-    want, *others = (
+    want, got = (
         [t.numpy() for part in virtual_machine(mod, FAST)[ADJOINT](*values) for t in part]
-        for mod in (step_module(graph), here, last)
+        for mod in (step_module(graph), last)
     )
-    for got in others:
-        for a, b in zip(got, want, strict=True):
-            assert np.linalg.norm(a - b) < 1e-10 * max(np.linalg.norm(b), 1)
+    for a, b in zip(got, want, strict=True):
+        assert np.linalg.norm(a - b) < 1e-10 * max(np.linalg.norm(b), 1)
 
 
 def test_upstreams_groups_and_what_is_over_pixels() -> None:

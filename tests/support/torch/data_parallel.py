@@ -18,8 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
     fp16_compress_hook,
 )
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import relay_wgrad
@@ -154,6 +152,9 @@ def hook() -> None:
 
 def sharded() -> None:
     """Parameters in shards that PyTorch gathers around each call."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     made = module()
     step = step_of(made)
     fully_shard(step, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -164,6 +165,8 @@ def sharded() -> None:
 
 def flattened() -> None:
     """The older FSDP, of parameters that stay parameters; of others it is refused."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
     made, cpu = module(), torch.device("cpu")
     parallel = FullyShardedDataParallel(step_of(made), device_id=cpu, use_orig_params=True)
     train(parallel)

@@ -32,7 +32,7 @@ PROBLEM = ConvProblem.parse("wgrad n=2 c=8 h=9 w=8 k=16 r=3 s=3 stride=2,1 pad=1
 
 # Stand-ins for the compiler; they note how they were called.
 CALLS = '#!/bin/sh\necho "$@" >> "{log}"\n'
-REAL = CALLS + 'exec {cxx} "$@"\n'
+REAL = CALLS + 'exec {cxx} "$@" -O0\n'
 COPIES = CALLS + (
     'case "$*" in *--version) echo "version {version}"; exit 0;; esac\n'
     '{first}\nwhile [ "$1" != -o ]; do shift; done\nexec cp "{library}" "$2"\n'

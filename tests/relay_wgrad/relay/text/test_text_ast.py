@@ -12,7 +12,7 @@ from relay_wgrad import relay
 from relay_wgrad.relay import ast
 from tests.support.relay.texts import main
 
-DEEP = 20_000
+DEEP = 5_000
 
 
 def _same(a: str, b: str, **params: str) -> bool:

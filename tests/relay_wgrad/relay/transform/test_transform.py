@@ -306,7 +306,7 @@ def test_misuse_of_passes() -> None:
 
 
 def test_depth_costs_no_stack() -> None:
-    mod = fromtext(call_chain(3000).replace("%x)", f"%x: {VECTOR})", 1))
+    mod = fromtext(call_chain(1500).replace("%x)", f"%x: {VECTOR})", 1))
     graph = T.InferType()(mod)
     normal = T.ToANormalForm()(mod)
     for pass_ in (
