@@ -19,8 +19,9 @@ import torch
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..picking import Pick, picked
 from .kernels import FORMATS
-from .several import Copies, CopyEach, picked
+from .several import Copies, CopyEach
 
 Addresses = AbstractSet[int]
 
@@ -255,7 +256,7 @@ class _Lying(NamedTuple):
     """Operands of one memory order: their places among all, and the addresses where they lie."""
 
     places: list[int]
-    pick: Callable[[Sequence[Any]], Sequence[Any]]
+    pick: Pick
     addresses: list[int]
     order: torch.memory_format
 
