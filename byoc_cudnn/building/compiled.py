@@ -118,7 +118,8 @@ class Library:
         found = find() if toolchain is None else toolchain
         preload(found)
         kernels = [partial(inputs, text, found, None) for inputs, text in sources]
-        return {"fcompile": Linker(found, kernels)}
+        linker = Linker(found, kernels)
+        return {"fcompile": linker, "fpack_imports": linker.pack}
 
 
 _loaded: weakref.WeakSet[Library] = weakref.WeakSet()

@@ -7,6 +7,7 @@ same module starts no compiler but to ask for its version.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm_ffi import libinfo
 
@@ -68,6 +70,22 @@ class Linker:
         """TVM asks where it has compiled nothing for the host itself."""
         words = [*self.toolchain.compiler, "-dumpmachine"]
         return run_tool(words, "the compiler", _SECONDS).strip()
+
+    def pack(self, module: Any, is_system: bool, prefix: str, folder: str) -> str:
+        """What TVM calls for an object with a module's imports: where it is.
+
+        TVM takes a host module with a start-up function, as all for CUDA have, for one of the
+        process's single system library, where imports of the next one would override it.
+        """
+        hosts = module._collect_from_import_tree(lambda part: part.kind == "llvm")
+        if hosts:
+            target = hosts[0].get_function("_get_target_string")()
+        else:
+            target = json.dumps({"kind": "llvm", "mtriple": self.get_target_triple()})
+        made = tvm.get_global_func("runtime.ModulePackImportsToLLVM")(module, False, target, prefix)
+        path = Path(folder, f"{prefix}devc.o")
+        made.write_to_file(str(path))
+        return str(path)
 
     def __call__(self, output: str, files: Sequence[str], options: Sequence[str] = ()) -> None:
         """Writes the library to `output`.  Raises ToolchainError with the compiler's words."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tvm.ir import IRModule
 
+from ..picking import Pick, picked
 from ..transform.raising.report import RaiseReport
 from .graph import InputSpec
 from .weights import Array
@@ -58,23 +59,25 @@ class GradientGraph:
                 f"{self.name}: takes {len(self.inputs)} inputs and {len(self.drawn)} drawn, got"
                 f" {len(inputs)} and {len(drawn)}"
             )
-        pairs = zip(self.inputs, inputs, strict=True)
-        return [*(x for spec, x in pairs if spec is not None), *drawn]
+        return [*self._read(inputs), *drawn]
 
     def results(self, inputs: Sequence[Any], made: Sequence[Any], copy: Any = None) -> list[Any]:
         """The graph's results, from its inputs and what `main` gave; `copy` makes copies."""
-        places, copied, values = self._sources
-        known = [*inputs, *values, *made]
-        found = [known[i] for i in places]
+        pick, copied, values = self._sources
+        found = list(pick([*inputs, *values, *made]))
         if copy is not None:
             for i in copied:
                 found[i] = copy(found[i])
         return found
 
     @cached_property
-    def _sources(self) -> tuple[list[int], list[int], list[Any]]:
-        """(each result's place among inputs, values and what `main` gives; which are copied; the
-        values)."""
+    def _read(self) -> Pick:
+        return picked([i for i, spec in enumerate(self.inputs) if spec is not None])
+
+    @cached_property
+    def _sources(self) -> tuple[Pick, list[int], list[Any]]:
+        """(what picks the results out of inputs, values and what `main` gives; which are copied;
+        the values)."""
         values = [value for kind, value in self.outputs if kind == "value"]
         of_value = iter(range(len(self.inputs), len(self.inputs) + len(values)))
         first = {"input": 0, "result": len(self.inputs) + len(values)}
@@ -83,4 +86,4 @@ class GradientGraph:
             for kind, value in self.outputs
         ]
         copied = [i for i, (kind, _) in enumerate(self.outputs) if kind.startswith("copy")]
-        return places, copied, values
+        return picked(places), copied, values

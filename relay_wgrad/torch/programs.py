@@ -20,11 +20,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import threads
 from ..ambient import outside
+from ..picking import picked
 from .depends import Depends
 from .kernels import ALIGNMENT, winograd_is_allowed
 from .reads import LostError, Reads
 from .replayed import Replayed
-from .several import CopyEach, picked
+from .several import CopyEach
 
 if TYPE_CHECKING:
     from ..training.pieces import Piece

@@ -19,8 +19,9 @@ import torch
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..picking import Pick, picked
 from .kernels import FORMATS
-from .several import Copies, CopyEach, picked
+from .several import Copies, CopyEach
 
 Addresses = AbstractSet[int]
 
@@ -132,7 +133,7 @@ class Replayed:
             return self._replayed(given)
         args = self._prepare(given)
         if self._launch is not None:
-            self._missed(args)
+            self._missed(given, args)
             return self._called(args)
         self._calls += 1
         if self._calls > self._warm:
@@ -150,11 +151,12 @@ class Replayed:
         known = map(is_, self._pick_known(given), self._known.values())
         return all(known) and all(some.lie(given) for some in self._fixed)
 
-    def _missed(self, args: Sequence[torch.Tensor]) -> None:
+    def _missed(self, given: Sequence[torch.Tensor], args: Sequence[torch.Tensor]) -> None:
         """Decides what becomes of a graph whose operands are elsewhere."""
         elsewhere = [
             i for some in self._fixed
-            for i, at in zip(some.places, some.addresses, strict=True) if args[i].data_ptr() != at
+            for i, at in zip(some.places, some.addresses, strict=True)
+            if args[i].data_ptr() != at or _is_made(given[i], args[i])
         ]  # fmt: skip
         elsewhere += [i for i, x in self._known.items() if args[i].data_ptr() != x.data_ptr()]
         self._misses += 1
@@ -174,6 +176,7 @@ class Replayed:
         moving = {
             i for i, (x, *addresses) in enumerate(zip(args, *calls, strict=True))
             if i in self._moving or x.numel() == 1 or len(set(addresses)) > 1
+            or _is_made(asked[i], x)
         }  # fmt: skip
         size = sum(args[i].nbytes for i in moving)
         self._tries += 1
@@ -251,11 +254,16 @@ class Replayed:
         return Call(results, self._addresses, operands, token)
 
 
+def _is_made(given: torch.Tensor, dense: torch.Tensor) -> bool:
+    """Whether an operand is a dense copy, which may lie in one place time after time by chance."""
+    return given.data_ptr() != dense.data_ptr()
+
+
 class _Lying(NamedTuple):
     """Operands of one memory order: their places among all, and the addresses where they lie."""
 
     places: list[int]
-    pick: Callable[[Sequence[Any]], Sequence[Any]]
+    pick: Pick
     addresses: list[int]
     order: torch.memory_format
 

@@ -3,11 +3,12 @@ has several dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+from ..picking import Pick, picked
 
 SMALL = 1 << 20
 """Bytes of a tensor that shares an allocation: who keeps one keeps the memory of all."""
@@ -15,18 +16,11 @@ ALIGNED = 32
 """Bytes at whose multiples each of them begins: vectorized kernels want 16, memory reads 32."""
 
 
-def picked(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What takes the values at these places out of many, by a loop in C."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda values: [values[i] for i in places]
-
-
 class CopyEach:
     """Copies each source to its target; tensors of every call have the dtypes of the first."""
 
     def __init__(self) -> None:
-        self._lists: list[Callable[[Sequence[Any]], Sequence[Any]]] | None = None
+        self._lists: list[Pick] | None = None
 
     def __call__(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         if self._lists is None:

@@ -121,7 +121,7 @@ class ImageFolder:
         check_count(self, repr(os.fspath(folder)), least)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._pool = ThreadPoolExecutor(threads or min(cores, 8), "relay_wgrad.images")
-        self._coming: dict[int, list[Future[Array]]] = {}
+        self._coming: dict[int, tuple[Array, list[Future[None]]]] = {}
 
     @property
     def batches(self) -> int:
@@ -132,16 +132,23 @@ class ImageFolder:
         """The minibatch of a step, counted from 0."""
         for ahead in range(step, step + 1 + _AHEAD):
             if ahead not in self._coming:
-                self._coming[ahead] = [
-                    self._pool.submit(self._read, index, ahead // self.batches)
-                    for index in order_of(self, ahead)
-                ]
-        waiting = self._coming.pop(step)
+                chosen, epoch = order_of(self, ahead), ahead // self.batches
+                images = self._empty(len(chosen))
+                self._coming[ahead] = (
+                    images,
+                    [
+                        self._pool.submit(self._read_into, image, index, epoch)
+                        for image, index in zip(images, chosen, strict=True)
+                    ],
+                )
+        images, waiting = self._coming.pop(step)
         for other in [other for other in self._coming if not step < other <= step + _AHEAD]:
-            for future in self._coming.pop(other):
+            for future in self._coming.pop(other)[1]:
                 future.cancel()
         labels = [self.files[index][1] for index in order_of(self, step)]
-        return self._made([future.result() for future in waiting], labels, step)
+        for future in waiting:
+            future.result()
+        return self._made(images, labels, step)
 
     @property
     def parts(self) -> int:
@@ -152,12 +159,16 @@ class ImageFolder:
     def part(self, index: int) -> tuple[dict[str, Array], int]:
         """(a batch of these, how many of its samples count): images as in evaluation."""
         chosen, count = part_of(self, index)
-        images = list(self._pool.map(self._read, chosen))
+        images = self._empty(len(chosen))
+        list(self._pool.map(self._read_into, images, chosen))
         return self._made(images, [self.files[i][1] for i in chosen], index), count
 
-    def _made(self, images: list[Array], labels: list[int], step: int) -> dict[str, Array]:
+    def _empty(self, count: int) -> Array:
+        return np.empty((count, *self._input.shape[1:]), self._input.dtype)
+
+    def _made(self, images: Array, labels: list[int], step: int) -> dict[str, Array]:
         whole = {
-            self._input.name: np.stack(images),
+            self._input.name: images,
             self._labels.name: np.array(labels, self._labels.dtype),
         }
         drawn = self.graph.draws(self.seed, step, len(images), self.shard[0])
@@ -165,10 +176,17 @@ class ImageFolder:
 
     def _read(self, index: int, epoch: int | None = None) -> Array:
         """An image as numbers; without an epoch, or without augmentation, its middle."""
+        (made,) = self._empty(1)
+        self._read_into(made, index, epoch)
+        return made
+
+    def _read_into(self, made: Array, index: int, epoch: int | None = None) -> None:
+        """`_read`, in place: new arrays would have threads wait for each other in the kernel."""
         path = self.files[index][0]
         try:
             with self._image.open(path) as file:
-                image = file.convert(self._mode)
+                image = file if file.mode == self._mode else file.convert(self._mode)
+                image.load()
         except Exception as error:  # of any kind: the file may be anything
             text = " ".join(str(error).split())
             raise ValueError(f"{os.fspath(path)!r} is no image: {text:.200}") from error
@@ -177,14 +195,16 @@ class ImageFolder:
         rng = np.random.default_rng([self.seed, epoch or 0, index])
         box = _crop(rng, *image.size) if augment == "crop" else _middle(*image.size, *size)
         bilinear = self._image.Resampling.BILINEAR
-        pixels = np.asarray(image.resize(size[::-1], bilinear, box=box), self._input.dtype)
+        pixels = np.asarray(image.resize(size[::-1], bilinear, box=box)).reshape(*size, -1)
         if augment != "none" and rng.random() < 0.5:
             pixels = pixels[:, ::-1]
         mean, std = (np.array(v, self._input.dtype) for v in (self.reading.mean, self.reading.std))
-        pixels = pixels.reshape(*size, -1) / pixels.dtype.type(255)
         if self._mode == "L":
             mean, std = mean.mean(), std.mean()
-        return np.asarray(np.moveaxis((pixels - mean) / std, 2, 0), self._input.dtype)
+        made[...] = pixels.transpose(2, 0, 1)
+        made /= 255
+        made -= mean.reshape(-1, 1, 1)
+        made /= std.reshape(-1, 1, 1)
 
 
 Box = tuple[float, float, float, float]

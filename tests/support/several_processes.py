@@ -239,8 +239,14 @@ def sent_scaled(folder: Path) -> None:
         trainer.step(data.batch(1))
         for mean, before in zip(means, kept, strict=True):
             np.testing.assert_array_equal(mean, before)
-        update = Update(accumulate=2)
-        both_of(graph, 6, update=update)
+        both_of(graph, 6, update=Update(accumulate=2))
+        work = Repeating()
+        repeated, called = (graphed(folder, graph, w) for w in (work, None))
+        losses = [list(t.train(data.batch(step) for step in range(10))) for t in (repeated, called)]
+        assert losses[0] == losses[1]
+        assert work.calls["launches"] > 0
+        for a, b in zip(tensors(repeated), tensors(called), strict=True):
+            np.testing.assert_array_equal(a, b)
     exchange.LIMITS = LIMITS
 
 

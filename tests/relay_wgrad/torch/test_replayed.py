@@ -102,6 +102,23 @@ def test_weights_elsewhere() -> None:
     assert (lane.captures, lane.launches) == (2, 30 - WARM - MISSES - 1)
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_copies_that_lie_where_they_lay(late: int) -> None:
+    """The gradient of a sum is one number everywhere, of which an allocator makes the dense one in
+    the same place each time."""
+    place, lane = torch.empty(2, 3), Lane()
+
+    def prepared(given: Any) -> list[torch.Tensor]:
+        return [x if x.is_contiguous() else place.copy_(x) for x in given]
+
+    repeated = Replayed(plain, raw, lane, print, late, prepared)
+    w, s = torch.ones(2, 3), torch.tensor(2.0)
+    for i in range(30):
+        x = torch.tensor(float(i)).expand(2, 3)
+        assert torch.equal(repeated([x, w, s])[0][0], x * w + s)
+    assert (lane.captures, lane.launches) == (1, 30 - (LATER if late else WARM))
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_failures(late: bool) -> None:
     """The reason is told once, and calls go on as they were."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import tvm
 from tvm import relax
 
 import byoc_cudnn
+from byoc_cudnn.building.link import Linker
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.direct import missing
 from relay_wgrad.frontend import from_onnx
@@ -44,7 +46,9 @@ def whole(optimizer: str, update: Update | None = None, **options: Any) -> tvm.I
 @pytest.mark.parametrize(
     ("optimizer", "dtype"), [("momentum", "float16"), ("adam", "bfloat16"), ("sgd", None)]
 )
-def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> None:
+def test_a_whole_step_becomes_device_code(
+    optimizer: str, dtype: str | None, tmp_path: Path
+) -> None:
     assert set(OPTIMIZERS) == {"momentum", "adam", "adamw", "sgd"}
     notes: list[str] = []
     module = whole(optimizer, dtype=dtype)
@@ -57,6 +61,10 @@ def test_a_whole_step_becomes_device_code(optimizer: str, dtype: str | None) -> 
     library = byoc_cudnn.build(module, TARGET)
     (source,) = (text for text in library.sources if "cudnn" in text)
     assert all(f'"{op} n=' in source for op in ("fprop", "dgrad", "wgrad"))
+    packed = Linker(find(), []).pack(library.executable.mod, True, "", str(tmp_path))
+    content = Path(packed).read_bytes()
+    assert b"__tvm_ffi__library_bin" in content
+    assert b"RegisterSystemLibSymbol" not in content  # one for the process, overridden by the next
     code = cuda_source(library.executable.mod)
     assert code.count("__global__") > 40
     assert read_back(code) == []
