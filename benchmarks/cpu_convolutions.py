@@ -56,6 +56,8 @@ _VOLUMES = (
     "n=2 c=256 d=8 h=8 w=8 k=256 t=3 r=3 s=3 pad=1,1,1,1,1,1",
     "n=2 c=64 d=16 h=24 w=24 k=128 t=1 r=1 s=1",
     "n=2 c=64 d=16 h=28 w=28 k=64 t=3 r=1 s=1 pad=1,0,0,1,0,0",
+    "n=2 c=64 d=16 h=24 w=24 k=128 t=2 r=2 s=2 stride=2,2,2",
+    "n=2 c=64 d=16 h=24 w=24 k=64 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=64",
 )
 
 _WRONG = 1e-5  # of a product
