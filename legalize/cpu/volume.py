@@ -161,6 +161,11 @@ class Volume:
             self._move(role, made, True, shape[2], shape[1], (1, 0))
         return made
 
+    def to_caller(self, role: str, core: Expr) -> None:
+        """An activation of `channels_last` to the caller's tensor."""
+        _, channels, depth, _, _ = self.problem.canonical_shape(role)
+        self._move(role, core, False, depth, channels, (1, 0))
+
     def copy(self, role: str, core: Expr, to_core: bool) -> None:
         """Between the caller's tensor and the flattened problem's."""
         if role == "weight":
