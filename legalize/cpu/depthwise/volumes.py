@@ -229,8 +229,8 @@ class _Columns:
 
     def _copy(self, volume: Expr, image: Expr) -> None:
         accum, total = self.problem.accum_dtype, math.prod(self.reach)
-        for start, count, lanes in _vectors(total, self.lanes):
-            with serial(count) as i:
+        for start, some, lanes in _vectors(total, self.lanes):
+            with serial(some) as i:
                 place = vector(start + i * lanes, lanes)
                 T.buffer_store(volume, zero(accum, lanes), [place])
         first = [max(0, -axis.before) for axis in self.axes]  # that is read
