@@ -174,6 +174,9 @@ class Volume:
             self._move(role, core, to_core, self.problem.z, self.problem.k, (1, 0))
         elif to_core:
             self._columns(core)
+        elif self._is_apart():
+            for tap in taps_of(self.problem):
+                self._move_tap(core, False, tap)
         else:
             self._sum_columns(core)
 
@@ -239,11 +242,21 @@ class Volume:
         """core[n, z, h, w, g, t, c] = data[n, z*stride + t*dilation - front, h, w, g, c]"""
         p = self.problem
         for tap in taps_of(p):
-            taps = (p.t, tap.index)
-            self._move("data", core, True, p.z, p.c, taps, tap, p.strides[0])
+            self._move_tap(core, True, tap)
             for begin, end in ((0, tap.first), (tap.last, p.z)):
                 if begin < end:
                     self._clear(core, tap.index, begin, end)
+
+    def _move_tap(self, core: Expr, to_core: bool, tap: Tap) -> None:
+        """Between the data and the columns of a tap."""
+        p = self.problem
+        self._move("data", core, to_core, p.z, p.c, (p.t, tap.index), tap, p.strides[0])
+
+    def _is_apart(self) -> bool:
+        """Whether each depth of the data is in one column: windows lie side by side."""
+        p = self.problem
+        ends = (p.padding[0], p.padding[3], p.dilation[0] - 1)
+        return p.strides[0] == p.t and p.d == p.z * p.t and not any(ends)
 
     def _clear(self, core: Expr, tap: int, begin: int, end: int) -> None:
         """Zeros where a tap meets the padding before or behind the data."""
