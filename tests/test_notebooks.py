@@ -98,7 +98,7 @@ def test_stored_outputs(path: Path) -> None:
 
 
 # Relay's stays; README and the first steps run too, and test_public knows the names of all.
-@pytest.mark.longer_cases("00_", "20_", "30_", "40_", "50_", "60_", "70_")
+@pytest.mark.longer_cases("00_", "20_", "30_", "40_", "50_", "60_", "70_", "80_")
 @each_notebook
 def test_runs(path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     drawing = tmp_path_factory.getbasetemp() / "matplotlib"
