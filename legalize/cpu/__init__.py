@@ -22,6 +22,7 @@ from relay_wgrad.problem import ConvProblem
 from ..kernel import Kernel, target_of
 from . import volume
 from .choose import choose
+from .depthwise import volumes
 from .direct.product import as_product
 from .emitters.loops import argument, one_core
 from .emitters.memory import Memory
@@ -57,7 +58,9 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     if is_volume and not problem.is_static:
         raise ValueError(f"CPU kernels of three dimensions are for a static batch: {problem}")
     m = machine(target)
-    core = as_product(volume.flattened(problem) if is_volume else problem)
+    flat = volume.along_depth(problem) if is_volume else problem
+    rows = flat is None and volumes.applies(problem, m)
+    core = as_product(flat or volume.flattened(problem))
     rule = choose(core, m)
 
     def write_core(buffers: dict[str, Any]) -> None:
@@ -71,11 +74,15 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
         buffers = {
             role: argument(role, problem.dtype(role), problem.shape(role)) for role in problem.roles
         }
-        if is_volume:
+        if rows:
+            volumes.write(problem, m, buffers)
+        elif flat is None:
             volume.write(problem, m, buffers, write_core)
         else:
             write_core(buffers)
-    name = f"{volume.NAME}, {rule.name}" if is_volume else rule.name
+    if rows:
+        return Kernel(builder.get(), volumes.NAME, volumes.REASON)
+    name = rule.name if flat is not None else f"{volume.NAME}, {rule.name}"
     return Kernel(builder.get(), name, rule.reason)
 
 

@@ -12,6 +12,7 @@ times as many channels, the data's depths beside each other as its *columns*.  S
 
 with as many multiplications as there are, and sums in the accumulator's dtype throughout.  Columns
 take T times the data's memory; where one depth of the data makes one of the output there are none.
+Taps in depth alone need none of this: planes' pixels are columns of an image whose rows are depths.
 """
 
 from __future__ import annotations
@@ -32,6 +33,26 @@ from .emitters.loops import Expr, Scratch, bind, flat, parallel, serial, vector,
 from .machine import Machine
 
 NAME = "depth as channels"
+
+
+def along_depth(problem: ConvProblem) -> ConvProblem | None:
+    """The 2-D problem of a 3-D one whose taps are in depth alone: a plane's pixels are its columns.
+
+    Memory is the same; None for other taps, and where heights and widths do not follow each other.
+    """
+    p = problem
+    plane = (*p.taps[1:], *p.strides[1:], *p.padding[1:3], *p.padding[4:])
+    layouts = [p.layout(role) for role in ("data", "grad")]
+    if plane != (1, 1, 1, 1, 0, 0, 0, 0) or not all("HW" in layout for layout in layouts):
+        return None
+    data, grad = (layout.replace("HW", "W").replace("D", "H") for layout in layouts)
+    kernel = p.kernel_layout.replace("H", "").replace("W", "").replace("D", "HW")
+    return ConvProblem(
+        p.kind, p.n, p.c, p.d, p.h * p.w, p.k, p.t, 1, strides=(p.strides[0], 1),
+        dilation=(p.dilation[0], 1), groups=p.groups, padding=(p.padding[0], 0, p.padding[3], 0),
+        data_layout=data, kernel_layout=kernel, grad_layout=grad, data_dtype=p.data_dtype,
+        weight_dtype=p.weight_dtype, grad_dtype=p.grad_dtype,
+    )  # fmt: skip
 
 
 def flattened(problem: ConvProblem) -> ConvProblem:
@@ -117,7 +138,7 @@ class Volume:
         self.accum = problem.accum_dtype
         self.lanes = m.lanes(self.accum)
         self.scratch = Scratch()
-        self._flat = {
+        self._flats = {
             role: flat(buffers[role], problem.dtype(role), problem.shape(role))
             for role in problem.roles
         }
@@ -128,6 +149,23 @@ class Volume:
             return self.buffers[role]
         return self.scratch.new(f"{role}_flat", math.prod(self.flattened.shape(role)), self.accum)
 
+    def flat(self, role: str) -> Expr:
+        """The caller's memory of a tensor."""
+        return self._flats[role]
+
+    def channels_last(self, role: str, filled: bool) -> Expr:
+        """Memory for an activation as NDHWC in the accumulator's dtype, with the caller's in it."""
+        shape = self.problem.canonical_shape(role)
+        made = self.scratch.new(f"{role}_last", math.prod(shape), self.accum)
+        if filled:
+            self._move(role, made, True, shape[2], shape[1], (1, 0))
+        return made
+
+    def to_caller(self, role: str, core: Expr) -> None:
+        """An activation of `channels_last` to the caller's tensor."""
+        _, channels, depth, _, _ = self.problem.canonical_shape(role)
+        self._move(role, core, False, depth, channels, (1, 0))
+
     def copy(self, role: str, core: Expr, to_core: bool) -> None:
         """Between the caller's tensor and the flattened problem's."""
         if role == "weight":
@@ -136,12 +174,16 @@ class Volume:
             self._move(role, core, to_core, self.problem.z, self.problem.k, (1, 0))
         elif to_core:
             self._columns(core)
+        elif self._is_apart():
+            for tap in taps_of(self.problem):
+                self._move_tap(core, False, tap)
         else:
             self._sum_columns(core)
 
     # ---- words ---------------------------------------------------------------------------------
 
-    def _steps(self, role: str) -> dict[str, int]:
+    def steps(self, role: str) -> dict[str, int]:
+        """Step of each letter of a tensor's layout."""
         shape, layout = self.problem.shape(role), self.problem.layout(role)
         return {x: math.prod(shape[i + 1 :]) for i, x in enumerate(layout)}
 
@@ -151,7 +193,7 @@ class Volume:
     ) -> None:  # fmt: skip
         """Copies an activation: all its depths, or those that a tap meets; `taps` is among how many
         it stands, and where."""
-        step, (_, _, _, h, w) = self._steps(role), self.problem.canonical_shape(role)
+        step, (_, _, _, h, w) = self.steps(role), self.problem.canonical_shape(role)
         count, index = taps
         groups = self.problem.groups if count > 1 else 1
         lane = channels // groups
@@ -170,7 +212,7 @@ class Volume:
         block = 1 << 30  # one block: channels of a group are contiguous
         move(
             Copy(
-                self._flat[role], self.problem.dtype(role), core, self.accum,
+                self.flat(role), self.problem.dtype(role), core, self.accum,
                 first * h * w * row + index * lane, dims, Dim(lane, step["C"], 1), block, block,
                 to_core, start * step["D"],
             ),
@@ -178,7 +220,7 @@ class Volume:
         )  # fmt: skip
 
     def _move_weight(self, core: Expr, to_core: bool) -> None:
-        p, step = self.problem, self._steps("weight")
+        p, step = self.problem, self.steps("weight")
         cg = p.c // p.groups
         letters = {
             "O": Dim(p.k, step["O"], p.r * p.s * p.t * cg),
@@ -189,7 +231,7 @@ class Volume:
         dims, block = [letters[x] for x in p.layout("weight") if x != "I"], 1 << 30
         lane = Dim(cg, step["I"], 1)
         move(
-            Copy(self._flat["weight"], p.weight_dtype, core, self.accum, 0, dims, lane, block,
+            Copy(self.flat("weight"), p.weight_dtype, core, self.accum, 0, dims, lane, block,
                  block, to_core),
             self.lanes,
         )  # fmt: skip
@@ -200,11 +242,21 @@ class Volume:
         """core[n, z, h, w, g, t, c] = data[n, z*stride + t*dilation - front, h, w, g, c]"""
         p = self.problem
         for tap in taps_of(p):
-            taps = (p.t, tap.index)
-            self._move("data", core, True, p.z, p.c, taps, tap, p.strides[0])
+            self._move_tap(core, True, tap)
             for begin, end in ((0, tap.first), (tap.last, p.z)):
                 if begin < end:
                     self._clear(core, tap.index, begin, end)
+
+    def _move_tap(self, core: Expr, to_core: bool, tap: Tap) -> None:
+        """Between the data and the columns of a tap."""
+        p = self.problem
+        self._move("data", core, to_core, p.z, p.c, (p.t, tap.index), tap, p.strides[0])
+
+    def _is_apart(self) -> bool:
+        """Whether each depth of the data is in one column: windows lie side by side."""
+        p = self.problem
+        ends = (p.padding[0], p.padding[3], p.dilation[0] - 1)
+        return p.strides[0] == p.t and p.d == p.z * p.t and not any(ends)
 
     def _clear(self, core: Expr, tap: int, begin: int, end: int) -> None:
         """Zeros where a tap meets the padding before or behind the data."""
@@ -232,7 +284,7 @@ class Volume:
         p, cg = self.problem, self.problem.c // self.problem.groups
         plain = p.layout("data") == "NDHWC" and p.data_dtype == self.accum
         count = math.prod(p.shape("data"))
-        sums = self._flat["data"] if plain else self.scratch.new("sums", count, self.accum)
+        sums = self.flat("data") if plain else self.scratch.new("sums", count, self.accum)
         with parallel(p.n, p.d, p.h) as (n, d, h):
             row = bind(((n * p.d + d) * p.h + h) * (p.w * p.c))
             self._each(p.w * p.c, lambda c, lanes: T.buffer_store(

@@ -75,8 +75,8 @@ class _Call(ctypes.Structure):
 
     _fields_ = (
         ("side", _Side * 2), ("blocks", ctypes.c_int), ("made", ctypes.c_void_p),
-        ("result", ctypes.c_void_p), ("elements", ctypes.c_int64), ("per_filter", ctypes.c_int64),
-        ("channels", ctypes.c_int), ("filters", ctypes.c_int), ("restore", ctypes.c_bool),
+        ("result", ctypes.c_void_p), ("per_filter", ctypes.c_uint), ("channels", ctypes.c_int),
+        ("filters", ctypes.c_int), ("restore", ctypes.c_bool),
     )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def scaled(kernel: Any, x: Array, y: Array, groups: int, blocks: int, make: Any)
     filters, taps, channels = made.shape
     result = np.full(made.shape, np.nan, np.float32)
     call.made, call.result, call.restore = made.ctypes.data, result.ctypes.data, True
-    call.elements, call.per_filter, call.channels = made.size, taps * channels, channels
+    call.per_filter, call.channels = taps * channels, channels
     call.filters = filters // groups
     assert kernel(ctypes.byref(call), None) == 0
     return result

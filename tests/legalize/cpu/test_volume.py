@@ -11,7 +11,7 @@ import tvm
 from tvm import te, tirx
 
 from legalize import cpu, cuda
-from legalize.cpu.volume import flattened, taps_of
+from legalize.cpu.volume import along_depth, flattened, taps_of
 from legalize.generic import cpu_schedule, te_conv
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.cpu_kernels import error_of
@@ -27,6 +27,18 @@ CORNERS = (
     "{} n=2 c=5 d=7 h=4 w=5 k=3 t=1 r=1 s=1 stride=3,1,1 pad=1,0,0,0,0,0",
     "{} n=2 c=8 d=4 h=6 w=5 k=16 t=1 r=3 s=3 pad=0,1,1,0,1,1 layout=NDHWC/ODHWI/NDHWC",
     "{} n=2 c=6 d=5 h=5 w=5 k=6 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=6",
+    "{} n=2 c=24 d=5 h=7 w=61 k=24 t=2 r=3 s=5 stride=2,1,2 pad=1,2,3,0,1,4 dil=1,2,1 groups=24",
+    "{} n=2 c=20 d=4 h=6 w=33 k=20 t=3 r=2 s=3 pad=3,0,1,0,4,5 dil=1,2,1 groups=20",
+    "{} n=1 c=13 d=1 h=1 w=1 k=13 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=13",
+    "{} n=2 c=7 d=4 h=3 w=90 k=7 t=3 r=1 s=7 pad=1,0,3,1,0,3 groups=7 layout=NDHWC/ODHWI/NDHWC",
+    "{} n=2 c=3 d=4 h=9 w=90 k=3 t=3 r=3 s=7 stride=2,3,1 pad=1,1,3,1,1,3 groups=3",
+    "{} n=1 c=2 d=4 h=9 w=32 k=2 t=3 r=2 s=3 pad=1,0,1,1,0,1 groups=2 dtype=f32/bf16/f32",
+    "{} n=2 c=12 d=6 h=4 w=6 k=8 t=2 r=2 s=2 stride=2,2,2 groups=2",
+    "{} n=2 c=5 d=6 h=5 w=5 k=8 t=3 r=2 s=1 stride=3,1,2 layout=NDHWC/ODHWI/NDHWC",
+    "{} n=2 c=5 d=7 h=5 w=5 k=8 t=3 r=2 s=1 stride=3,1,2 dtype=f16/f16/f16",
+    "{} n=1 c=3 d=2 h=2 w=9 k=3 t=1 r=1 s=9 pad=0,0,60,0,0,60 groups=3",
+    "{} n=2 c=12 d=7 h=5 w=6 k=20 t=3 r=1 s=1 stride=2,1,1 pad=1,0,0,0,0,0 dil=2,1,1 groups=2",
+    "{} n=2 c=9 d=3 h=4 w=5 k=9 t=3 r=1 s=1 groups=9 layout=NDHWC/DHWIO/NCDHW dtype=f16/f16/f16",
     "{} n=2 c=17 d=5 h=5 w=5 k=19 t=3 r=3 s=3 pad=1,1,1,1,1,1 dtype=bf16/bf16/f32",
 )
 
@@ -79,11 +91,32 @@ def test_as_many_multiplications_as_there_are() -> None:
             assert flattened(p).flop == p.flop
 
 
-def test_what_is_chosen_is_said() -> None:
-    p = ConvProblem.parse("fprop n=2 c=16 d=8 h=8 w=8 k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1")
-    made = cpu.kernel(p, FAST)
-    assert made.name.startswith("depth as channels, ")
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1", "depth as channels, "),
+        ("k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=16", "depthwise volume"),
+        ("k=32 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=16", "depth as channels, "),
+        ("k=16 t=3 r=1 s=1 pad=1,0,0,1,0,0", "direct"),
+        ("k=16 t=3 r=1 s=1 pad=1,0,0,1,0,0 layout=DNHWC/ODHWI/NDHWC", "direct"),
+        ("k=16 t=3 r=1 s=1 stride=1,2,1", "depth as channels, "),
+        ("k=16 t=3 r=1 s=1 layout=NHDWC/ODHWI/NDHWC", "depth as channels, "),
+        ("k=16 t=1 r=1 s=1", "product"),
+    ],
+)
+def test_what_is_chosen_is_said(line: str, name: str) -> None:
+    made = cpu.kernel(ConvProblem.parse(f"fprop n=2 c=16 d=8 h=8 w=8 {line}"), FAST)
+    assert made.name.startswith(name)
     assert made.reason
+
+
+def test_taps_in_depth_alone_copy_nothing() -> None:
+    """Planes' pixels are columns: a three-dimensional problem's memory is the other's."""
+    p = ConvProblem.parse("fprop n=2 c=8 d=9 h=4 w=6 k=16 t=3 r=1 s=1 pad=1,0,0,1,0,0")
+    flat = along_depth(p)
+    assert flat is not None
+    assert flat.flop == p.flop
+    assert (flat.h, flat.w, flat.data_layout, flat.padding) == (9, 24, "NCHW", (1, 0, 1, 0))
 
 
 def test_refused() -> None:

@@ -34,9 +34,8 @@ class ScaledHalf {
     }
     call_.channels = static_cast<int>(z.c / conv.groups);
     call_.filters = static_cast<int>(z.k / conv.groups);
-    call_.per_filter = product(z.taps) * call_.channels;
-    call_.elements = z.k * call_.per_filter;
-    made_ = take(call_.elements * 2);
+    call_.per_filter = static_cast<unsigned>(product(z.taps) * call_.channels);
+    made_ = take(z.k * product(z.taps) * call_.channels * 2);
   }
 
   static bool takes(const Conv& conv, const Sizes& z, int device) {
@@ -82,7 +81,7 @@ class ScaledHalf {
     const double rows = static_cast<double>(z.n * product(z.made));
     const double elements = static_cast<double>(z.n * product(z.image)) * z.c + rows * z.k;
     const double flop = 2 * rows * z.k * (z.c / conv.groups) * product(z.taps);
-    constexpr double kLaunches = 20e-6;
+    constexpr double kLaunches = 30e-6;
     return flop / kTf32 > flop / kHalf + 10 * elements / kBytes + kLaunches;
   }
 

@@ -23,7 +23,7 @@ struct RelayWgradScaledCall {
   int blocks;
   const void* made;  // float16: the gradient of the scaled operands
   float* result;
-  int64_t elements, per_filter;  // of the result; of one filter's taps and channels
+  unsigned per_filter;  // elements of the result
   int channels, filters;         // of a group
   bool restore;                  // `made` to `result`; else the operands are scaled
 };

@@ -152,16 +152,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A block has elements of one filter.
 __global__ void __launch_bounds__(kThreads)
     restore(const __grid_constant__ RelayWgradScaledCall call) {
   begin();
-  const __half* const made = static_cast<const __half*>(call.made);
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < call.elements; i += step) {
-    const int filter = static_cast<int>(i / call.per_filter);
-    const int channel = filter / call.filters * call.channels + static_cast<int>(i % call.channels);
-    const int e = call.side[0].exponent[channel] + call.side[1].exponent[filter];
-    call.result[i] = ldexpf(__half2float(made[i]), -e);
+  const int filter = static_cast<int>(blockIdx.x);
+  const int* const exponent = call.side[0].exponent + filter / call.filters * call.channels;
+  const int own = call.side[1].exponent[filter];
+  const int64_t first = filter * static_cast<int64_t>(call.per_filter);
+  const __half* const made = static_cast<const __half*>(call.made) + first;
+  float* const result = call.result + first;
+  const unsigned step = gridDim.y * kThreads;
+  for (unsigned i = blockIdx.y * kThreads + threadIdx.x; i < call.per_filter; i += step) {
+    const int e = own + exponent[i % static_cast<unsigned>(call.channels)];
+    result[i] = ldexpf(__half2float(made[i]), -e);
   }
 }
 
@@ -169,8 +173,8 @@ inline unsigned most(int64_t a, int64_t b) { return static_cast<unsigned>(a < b 
 
 inline int scaled_half(const RelayWgradScaledCall& call, cudaStream_t stream) {
   if (call.restore) {
-    const int64_t blocks = (call.elements + kThreads - 1) / kThreads;
-    const dim3 grid(static_cast<unsigned>(blocks < 1024 ? blocks : 1024));
+    const unsigned blocks = (call.per_filter + kThreads - 1) / kThreads;
+    const dim3 grid(static_cast<unsigned>(call.side[1].channels), blocks < 8 ? blocks : 8);
     return finished(launch(restore, grid, kThreads, stream, call));
   }
   const int64_t channels = most(call.side[0].channels, call.side[1].channels);

@@ -1,0 +1,317 @@
+"""fprop of depthwise convolutions of three dimensions, of as many filters as channels, and dgrad of
+stride 1, which is fprop by the taps in reverse with another padding, perhaps a negative one.
+
+With depth as channels (`legalize.cpu.volume`) each would be a group of a few channels, whose
+kernels fill no vector.  Where channels are last they fill the vectors, as in two dimensions; where
+they are outside columns do, of a channel's volume that is copied with its border.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import ConvKind, ConvProblem
+
+from ..emitters.axes import Axis
+from ..emitters.copies import Copy, Dim, move
+from ..emitters.loops import (
+    Expr,
+    bind,
+    cast,
+    int64,
+    local,
+    parallel,
+    serial,
+    splat,
+    store_head,
+    vector,
+    zero,
+)
+from ..machine import Machine
+from ..volume import Volume
+
+NAME = "depthwise volume"
+REASON = "one channel per group in three dimensions: channels, or columns, fill the vectors"
+_MOST_WRITTEN = 6  # tiles that meet the border
+_UNROLLED = 3  # taps of a row that are written out
+
+
+def applies(problem: ConvProblem, m: Machine) -> bool:
+    """Whether this is the kernel of a problem of three dimensions."""
+    return (
+        _is_affine(problem)
+        and problem.groups == problem.c == problem.k
+        and problem.c > 1
+        and sum(not inner for _, inner, _ in _tiles(_axes(problem)[2], m)) <= _MOST_WRITTEN
+    )
+
+
+def _is_affine(problem: ConvProblem) -> bool:
+    dgrad = problem.kind is ConvKind.DGRAD and problem.strides == (1, 1, 1)
+    return dgrad or problem.kind is ConvKind.FPROP
+
+
+def _axes(problem: ConvProblem) -> list[Axis]:
+    """As of an fprop, from the first operand to the result."""
+    p, (operand, _, result) = problem, problem.roles
+    sizes, outs = p.canonical_shape(operand)[2:], p.canonical_shape(result)[2:]
+    before = p.padding[:3]
+    if p.kind is ConvKind.DGRAD:
+        reach = [(taps - 1) * step for taps, step in zip(p.taps, p.dilation, strict=True)]
+        before = tuple(far - own for far, own in zip(reach, before, strict=True))
+    return [
+        Axis(False, sizes[i], outs[i], p.taps[i], p.strides[i], p.dilation[i], before[i])
+        for i in range(3)
+    ]
+
+
+def _tiles(columns: Axis, m: Machine) -> list[tuple[int, bool, int]]:
+    """Of each tile its first column, whether all its taps are on the data, and its columns."""
+    most = min(columns.count, m.registers - 4, 14)
+    wide = -(-columns.count // -(-columns.count // most))
+    found = []
+    for begin in range(0, columns.count, wide):
+        width = min(wide, columns.count - begin)
+        low = begin * columns.stride - columns.before
+        high = (begin + width - 1) * columns.stride - columns.before
+        inner = low >= 0 and high + (columns.kernel - 1) * columns.dilation < columns.size
+        found.append((begin, inner and width == wide, width))
+    return found
+
+
+def write(problem: ConvProblem, m: Machine, buffers: dict[str, Expr]) -> None:
+    """The whole kernel: operands in, tiles, result out."""
+    p, v = problem, Volume(problem, m, buffers)
+    operand, _, result = p.roles
+    if p.strides[2] == 1 and all(_plain(p, role, "NCDHW") for role in (operand, result)):
+        _Columns(p, m, v).write()
+        return
+    x = v.flat(operand) if _plain(p, operand) else v.channels_last(operand, True)
+    weights = v.scratch.new("weight_flat", p.t * p.r * p.s * p.c, p.accum_dtype)
+    step = v.steps("weight")
+    taps = {
+        "D": Dim(p.t, step["D"], p.r * p.s * p.c), "H": Dim(p.r, step["H"], p.s * p.c),
+        "W": Dim(p.s, step["W"], p.c),
+    }  # fmt: skip
+    dims = [taps[letter] for letter in p.layout("weight") if letter in taps]
+    lane, block = Dim(p.c, step["O"], 1), 1 << 30
+    move(
+        Copy(v.flat("weight"), p.weight_dtype, weights, p.accum_dtype, 0, dims, lane, block, block,
+             True),
+        v.lanes,
+    )  # fmt: skip
+    plain = _plain(p, result)
+    y = v.flat(result) if plain else v.channels_last(result, False)
+    _Tiles(p, m, x, weights, y).write(v.lanes)
+    if not plain:
+        v.to_caller(result, y)
+    v.scratch.keep()
+
+
+def _plain(problem: ConvProblem, role: str, layout: str = "NDHWC") -> bool:
+    return (problem.layout(role), problem.dtype(role)) == (layout, problem.accum_dtype)
+
+
+class _Tiles:
+    """The tiles of all rows: x and y are NDHWC, w has the taps and then channels, of one dtype."""
+
+    def __init__(self, problem: ConvProblem, m: Machine, x: Expr, w: Expr, y: Expr) -> None:
+        self.problem, self.x, self.w, self.y = problem, x, w, y
+        self.axes = _axes(problem)
+        self.tiles = _tiles(self.axes[2], m)
+
+    def write(self, lanes: int) -> None:
+        p = self.problem
+        depths, rows, _ = self.axes
+        with parallel(p.n, depths.out, rows.out) as row:
+            full, tail = divmod(p.c, lanes)
+            if full:
+                with serial(full) as chunk:
+                    self._row(row, bind(chunk * lanes), lanes)
+            if tail:
+                self._row(row, full * lanes, tail)
+
+    def _row(self, row: list[Expr], at: Expr, lanes: int) -> None:
+        """All columns of a row, of `lanes` channels from `at` on."""
+        for inner, run in groupby(self.tiles, key=lambda one: one[1]):
+            tiles = list(run)
+            if not inner or len(tiles) == 1:
+                for begin, _, width in tiles:
+                    self._tile(row, at, lanes, begin, width)
+                continue
+            first, _, width = tiles[0]
+            with serial(len(tiles)) as number:
+                self._tile(row, at, lanes, bind(number * width + first), width)
+
+    def _tile(self, row: list[Expr], at: Expr, lanes: int, begin: Expr, width: int) -> None:
+        """So many columns from `begin` on; where that is no number all taps are on the data."""
+        p, (n, z, a) = self.problem, row
+        accum, registers = p.accum_dtype, [vector(i * lanes, lanes) for i in range(width)]
+        acc = local("acc", width * lanes, accum)
+        for register in registers:
+            T.buffer_store(acc, zero(accum, lanes), [register])
+        depths, rows, columns = self.axes
+        begins, ends = [], []
+        for position, axis in ((z, depths), (a, rows)):
+            begins.append(position * axis.stride - axis.before)
+            ends.append(axis.reached(axis.taps(0), position))
+        loops = [serial(last, start) for start, last in ends]
+        with loops[0] as t, loops[1] as r:
+            d, h = begins[0] + t * depths.dilation, begins[1] + r * rows.dilation
+            line = ((n * depths.size + d) * rows.size + h) * (columns.size * p.c)
+            line = bind(line + at)
+            tap = t * p.r + r
+            if p.kind is ConvKind.DGRAD:
+                tap = p.t * p.r - 1 - tap
+            taps = bind(tap * (p.s * p.c) + at)
+
+            def products(s: Expr) -> None:
+                own = p.s - 1 - s if p.kind is ConvKind.DGRAD else s
+                value = bind(self.w[vector(taps + own * p.c, lanes)])
+                for i, register in enumerate(registers):
+                    column = (begin + i) * columns.stride + s * columns.dilation - columns.before
+                    if isinstance(column, int) and not 0 <= column < columns.size:
+                        continue
+                    data = self.x[vector(line + column * p.c, lanes)]
+                    T.buffer_store(acc, acc[register] + data * value, [register])
+
+            if isinstance(begin, int) or p.s <= _UNROLLED:
+                for s in range(p.s):
+                    products(s)
+            else:
+                with serial(p.s) as s:
+                    products(s)
+        place = ((n * depths.out + z) * rows.out + a) * (columns.out * p.c)
+        place = bind(place + begin * p.c + at)
+        for i, register in enumerate(registers):
+            T.buffer_store(self.y, acc[register], [vector(place + i * p.c, lanes)])
+
+
+_ROWS = 4  # of a tile of `_Columns`, at most
+
+
+class _Columns:
+    """Each channel's volume by itself, with vectors of columns."""
+
+    def __init__(self, problem: ConvProblem, m: Machine, v: Volume) -> None:
+        operand, _, result = problem.roles
+        self.problem, self.lanes, self.axes = problem, v.lanes, _axes(problem)
+        self.x, self.w, self.y = v.flat(operand), v.flat("weight"), v.flat(result)
+        self.steps = v.steps("weight")
+        # With zeros around it; each row of columns ends in whole vectors.
+        reach = [(axis.out - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
+                 for axis in self.axes]  # fmt: skip
+        columns = self.axes[2]
+        vectors = -(-columns.out // self.lanes)
+        reach[2] = vectors * self.lanes + (columns.kernel - 1) * columns.dilation
+        self.reach, self.vectors = reach, vectors
+        self.wide = 3 if m.has_few_registers else 4  # vectors of a tile's row, at most
+
+    def write(self) -> None:
+        p, accum = self.problem, self.problem.accum_dtype
+        depths, rows, _ = self.axes
+        with parallel(p.n, p.c) as (n, c):
+            volume = local("volume", math.prod(self.reach), accum)
+            image = n * p.c + c
+            self._copy(volume, bind(image * math.prod(axis.size for axis in self.axes)))
+            weights = bind(c * self.steps["O"])
+            high, rest = divmod(rows.out, _ROWS)
+            with serial(depths.out) as z:
+                out = bind((image * depths.out + z) * rows.out)
+                if high:
+                    with serial(high) as number:
+                        self._rows(volume, weights, out, z, bind(number * _ROWS), _ROWS)
+                if rest:
+                    self._rows(volume, weights, out, z, high * _ROWS, rest)
+
+    def _copy(self, volume: Expr, image: Expr) -> None:
+        accum, total = self.problem.accum_dtype, math.prod(self.reach)
+        for start, some, lanes in _vectors(total, self.lanes):
+            with serial(some) as i:
+                place = vector(start + i * lanes, lanes)
+                T.buffer_store(volume, zero(accum, lanes), [place])
+        first = [max(0, -axis.before) for axis in self.axes]  # that is read
+        here = [max(0, axis.before) for axis in self.axes]
+        count = [
+            min(axis.size - begin, wide - at)
+            for axis, begin, at, wide in zip(self.axes, first, here, self.reach, strict=True)
+        ]
+        if min(count) <= 0:
+            return
+        sizes = [axis.size for axis in self.axes]
+        with serial(count[0]) as d, serial(count[1]) as h:
+            source = ((first[0] + d) * sizes[1] + first[1] + h) * sizes[2] + first[2]
+            source = bind(image + source)
+            target = ((here[0] + d) * self.reach[1] + here[1] + h) * self.reach[2] + here[2]
+            target = bind(target)
+            for start, some, lanes in _vectors(count[2], self.lanes):
+                with serial(some) as i:
+                    at = start + i * lanes
+                    value = self.x[vector(source + at, lanes)]
+                    T.buffer_store(volume, value, [vector(target + at, lanes)])
+
+    def _rows(self, volume: Expr, weights: Expr, out: Expr, z: Expr, a: Expr, high: int) -> None:
+        """`high` rows of results from `a` on, of a depth whose first row is `out`."""
+        wide = self.wide
+        whole = self.axes[2].out // (wide * self.lanes)
+        if whole:
+            with serial(whole) as number:
+                self._tile(volume, weights, out, z, a, high, number * wide, wide)
+        if rest := self.vectors - whole * wide:
+            self._tile(volume, weights, out, z, a, high, whole * wide, rest)
+
+    def _tile(
+        self, volume: Expr, weights: Expr, out: Expr, z: Expr, a: Expr, high: int, first: Expr,
+        wide: int,
+    ) -> None:  # fmt: skip
+        p, lanes, accum = self.problem, self.lanes, self.problem.accum_dtype
+        depths, rows, columns = self.axes
+        acc = local("acc", high * wide * lanes, accum)
+        for i in range(high * wide):
+            T.buffer_store(acc, zero(accum, lanes), [vector(i * lanes, lanes)])
+        with serial(p.t) as t, serial(p.r) as r:
+            line = (z * depths.stride + t * depths.dilation) * self.reach[1]
+            line = bind((line + a * rows.stride + r * rows.dilation) * self.reach[2])
+            dgrad = p.kind is ConvKind.DGRAD
+            own = (p.t - 1 - t, p.r - 1 - r) if dgrad else (t, r)
+            taps = bind(weights + own[0] * self.steps["D"] + own[1] * self.steps["H"])
+
+            def products(s: Expr) -> None:
+                tap = p.s - 1 - s if dgrad else s
+                value = cast(self.w[int64(taps + tap * self.steps["W"])], accum, 1)
+                value = bind(splat(value, lanes))
+                for i in range(high):
+                    row = line + i * rows.stride * self.reach[2] + s * columns.dilation
+                    for j in range(wide):
+                        data = volume[vector(row + (first + j) * lanes, lanes)]
+                        register = vector((i * wide + j) * lanes, lanes)
+                        T.buffer_store(acc, acc[register] + data * value, [register])
+
+            if p.s <= _UNROLLED:
+                for s in range(p.s):
+                    products(s)
+            else:
+                with serial(p.s) as s:
+                    products(s)
+        for i in range(high):
+            place = bind((out + a + i) * columns.out + first * lanes)
+            for j in range(wide):
+                known = isinstance(first, int)
+                left = columns.out - (first + j) * lanes if known else lanes
+                start = (i * wide + j) * lanes
+                store_head(self.y, place + j * lanes, acc, start, lanes, min(lanes, left))
+
+
+def _vectors(count: int, lanes: int) -> list[tuple[int, int, int]]:
+    """(first, how many, lanes) of vectors that cover so many elements, shorter ones at the end."""
+    found, start = [], 0
+    while lanes:
+        some = (count - start) // lanes
+        if some:
+            found.append((start, some, lanes))
+        start += some * lanes
+        lanes //= 2
+    return found
