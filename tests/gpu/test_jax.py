@@ -14,6 +14,7 @@ from tests.support.jax.plain_networks import problem
 
 jax = pytest.importorskip("jax")
 
+QUICK = ("cudnn", "cuda_direct")  # kernels of CUTLASS are minutes of a compiler's work
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 
 
@@ -36,7 +37,7 @@ def arguments(name: str) -> Any:
 @pytest.mark.parametrize("name", ["cnn-NHWC-0", "cnn-NCHW-1"])
 def test_value_and_grad(name: str) -> None:
     loss, given, exact = arguments(name)
-    step = value_and_grad(loss, given, device="cuda:0")
+    step = value_and_grad(loss, given, device="cuda:0", backends=QUICK)
     cpu = jax.devices("cpu")[0]
     with jax.enable_x64(True), jax.default_device(cpu):
         # In one program: XLA takes minutes to compile its operators one by one.
@@ -56,7 +57,7 @@ def test_value_and_grad(name: str) -> None:
 def test_steps_follow_each_other() -> None:
     """What JAX computes of results, and what becomes of arguments that nobody holds any more."""
     loss, (params, x, labels), _ = arguments("cnn-NHWC-0")
-    step = value_and_grad(loss, (params, x, labels), device="cuda:0")
+    step = value_and_grad(loss, (params, x, labels), device="cuda:0", backends=QUICK)
     reference = jax.jit(jax.value_and_grad(loss))
 
     def trained(function: Any) -> tuple[list[float], Any]:
@@ -85,8 +86,8 @@ def test_a_call_waits_for_nothing() -> None:
     """Neither for what computes its arguments, which are given up right after it, nor for another
     function's; and what takes its results has them."""
     x = jax.device_put(np.arange(1 << 16, dtype="float32"))
-    first = compiled(lambda a: (a * 2 + 1, a.sum()), (x,), device="cuda:0")
-    second = compiled(lambda a: a * a - 3, (x,), device="cuda:0")
+    first = compiled(lambda a: (a * 2 + 1, a.sum()), (x,), device="cuda:0", backends=QUICK)
+    second = compiled(lambda a: a * a - 3, (x,), device="cuda:0", backends=QUICK)
     work = jax.jit(long_work)
     for _ in range(2):  # the first time things are compiled
         jax.block_until_ready((work(x), first(x), second(x)))
@@ -113,7 +114,7 @@ def test_a_call_waits_for_nothing() -> None:
 
 def test_threads() -> None:
     x = jax.device_put(np.arange(1 << 20, dtype="float32"))
-    function = compiled(lambda a, b: (a * b, a + b), (x, x), device="cuda:0")
+    function = compiled(lambda a, b: (a * b, a + b), (x, x), device="cuda:0", backends=QUICK)
     wrong: list[str] = []
 
     def work(number: int) -> None:
