@@ -75,7 +75,7 @@ def by_rule(problem: ConvProblem, platform: str) -> str:
     is_plain = (
         problem.rank == 2 and problem.groups == 1 and {*problem.dilation} == {1}
         and min(problem.c, problem.k) >= _FEW_CHANNELS
-        # By this XLA knows a wgrad; one of lines it computes as an fprop of thousands of taps.
+        # Of lines, one row of pixels, XLA's wgrad is tens of times slower than cuDNN's.
         and problem.p > problem.r and problem.q > problem.s
     )  # fmt: skip
     return "XLA gives cuDNN the same convolution" if is_plain else ""
