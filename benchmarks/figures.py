@@ -174,6 +174,18 @@ def beside_jax(rows: list[Row]) -> Row:
     return {**mean_and_range(beside), "times": geometric_mean(slow), "slow": len(slow)}
 
 
+def steps_of_jax(rows: Iterable[Row]) -> list[Row]:
+    """Each network's step by side, and by this package again in another process."""
+    networks = json.loads((RESULTS / "jax_steps_h200.json").read_text(encoding="utf-8"))["what"]
+    found: dict[str, Row] = {}
+    for row in rows:
+        sides = found.setdefault(row["row"], {"what": networks[row["row"]]})
+        name = "again" if row["run"] == "second" else row["side"]
+        for what, value in (("ms", row["ms"]), ("first", row["first_s"])):
+            sides[f"{name} {what}"] = min(value, sides.get(f"{name} {what}", value))
+    return list(found.values())
+
+
 def first_gradients(runs: list[Row]) -> Row:
     found = cpu_compile.medians(runs)
     small = {row["way"]: row for row in found if row["network"] == "small"}
@@ -357,6 +369,18 @@ SHEETS = (
         (("convolutions", "what"), ("ours, ms", "ours", ".2f"), ("`lax`'s, ms", "lax", ".2f"),
          ("PyTorch, ms", "torch", ".2f")),
         inside_jax,
+    ),
+    Sheet(
+        "Networks inside jax.jit", "jax_steps_h200",
+        "A training step of each by `optimize`, beside plain `jax.jit`: ms of a step; seconds from"
+        " the model's making to the first loss, with empty caches (the WaveNet's had the libraries"
+        " that the ResNet's process had built), and of a second process. Where a"
+        " side ran in several processes, the fastest: XLA's choices differ from one to another."
+        " {gpu}, JAX {jax}, {date}; `jax_steps_h200.json`.",
+        (("network", "what"), ("ours, ms", "ours ms", ".2f"), ("plain, ms", "lax ms", ".2f"),
+         ("ours, first, s", "ours first", ".1f"), ("again, s", "again first", ".1f"),
+         ("plain, first, s", "lax first", ".1f")),
+        steps_of_jax,
     ),
     Sheet(
         "Commands", "commands",

@@ -73,8 +73,10 @@ def by_rule(problem: ConvProblem, platform: str) -> str:
     if platform != "cuda" or not is_measured(platform) or _ALL in _measured:
         return ""
     is_plain = (
-        problem.rank == 2 and problem.h > 1 and problem.groups == 1 and {*problem.dilation} == {1}
+        problem.rank == 2 and problem.groups == 1 and {*problem.dilation} == {1}
         and min(problem.c, problem.k) >= _FEW_CHANNELS
+        # Of lines, one row of pixels, XLA's wgrad is tens of times slower than cuDNN's.
+        and problem.p > problem.r and problem.q > problem.s
     )  # fmt: skip
     return "XLA gives cuDNN the same convolution" if is_plain else ""
 

@@ -43,7 +43,7 @@ def lowered(problem: ConvProblem, function: Callable[..., Any], device: jax.Devi
         state = (first, second, jnp.zeros(made.shape, made.dtype))
         return lax.fori_loop(0, _CALLS, one, state)[2]
 
-    with jax.ensure_compile_time_eval(), jax.default_device(device):
+    with jax.default_device(device):
         return jax.jit(many, out_shardings=Format(Layout.AUTO)).lower(np.float32(0.5))
 
 

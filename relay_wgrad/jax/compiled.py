@@ -30,8 +30,9 @@ class Compiled:
     """
 
     def __init__(
-        self, function: Callable[..., Any], example_args: Sequence[Any], device: str
-    ) -> None:
+        self, function: Callable[..., Any], example_args: Sequence[Any], device: str,
+        backends: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
         from ..training.devices import place
         from ..training.options import Options
         from ..training.step import ADJOINT, converted
@@ -47,7 +48,9 @@ class Compiled:
         self._out_tree = lowered.out_tree
         self._function: Any = None
         self.convolutions: list[Lowered] = []
-        where = place(device, Options(select="measured"))
+        if backends is not None and device == "cpu":
+            raise ValueError(f"{name}: backends are a GPU's, got {backends!r} for device 'cpu'")
+        where = place(device, Options(select="measured", backends=backends))
         self._device = where.device
         self._enqueued: Any = None
         self._gpu: Any = None
@@ -145,8 +148,9 @@ class Compiled:
 
 
 def compiled(
-    function: Callable[..., Any], example_args: Sequence[Any], *, device: str = "cpu"
-) -> Compiled:
+    function: Callable[..., Any], example_args: Sequence[Any], *, device: str = "cpu",
+    backends: Sequence[str] | None = None,
+) -> Compiled:  # fmt: skip
     """A function of JAX as a program that this package compiles.
 
     Parameters
@@ -154,13 +158,16 @@ def compiled(
     function : of arrays and trees of them, that `jax.jit` takes.
     example_args : arguments, or `jax.ShapeDtypeStruct`s, of the shapes and dtypes that calls have.
     device : "cpu", or "cuda:N": there arrays go both ways by DLPack.
+    backends : of a GPU's libraries those that are compared, by name; None: all that are here, of
+        which CUTLASS has kernels that take half a minute of a core each, the first time.
 
     Raises
     ------
-    ValueError : as `from_stablehlo` does, and for a device that is not there.
+    ValueError : as `from_stablehlo` does, for a device that is not there, for no library's name,
+        and for libraries of a CPU.
     ModuleNotFoundError : without JAX.
     """
-    return Compiled(function, example_args, device)
+    return Compiled(function, example_args, device, backends)
 
 
 def value_and_grad(
@@ -170,6 +177,7 @@ def value_and_grad(
     *,
     has_aux: bool = False,
     device: str = "cpu",
+    backends: Sequence[str] | None = None,
 ) -> Compiled:
     """`jax.value_and_grad(function, argnums, has_aux)`, run by this package.
 
@@ -180,4 +188,5 @@ def value_and_grad(
     checked_bool("value_and_grad: has_aux", has_aux)
     jax = import_module("jax")
     numbers = argnums if isinstance(argnums, int) else tuple(argnums)
-    return compiled(jax.value_and_grad(function, numbers, has_aux), example_args, device=device)
+    differentiated = jax.value_and_grad(function, numbers, has_aux)
+    return compiled(differentiated, example_args, device=device, backends=backends)

@@ -59,9 +59,12 @@ def named(problem: ConvProblem, options: Options, platform: str) -> str:
             kernel, may_be_recorded = (
                 (_cpu(problem), False) if platform == "cpu" else _cuda(problem, options)
             )
-            jax_tvm_ffi.register_ffi_target(
-                name, kernel, platform=FFI_PLATFORM[platform], allow_cuda_graph=may_be_recorded
-            )
+            try:
+                jax_tvm_ffi.register_ffi_target(
+                    name, kernel, platform=FFI_PLATFORM[platform], allow_cuda_graph=may_be_recorded
+                )
+            except RuntimeError as error:  # it has room for 1,024 in a process
+                raise UnsupportedError(str(error)) from error
             _named[key] = name
         return _named[key]
 
@@ -167,11 +170,15 @@ def _cuda(problem: ConvProblem, options: Options) -> tuple[tvm_ffi.Function, boo
         benchmark=True, deterministic=_DETERMINISTIC, allow_tf32=options.allow_tf32
     )
     base = single_convolution.Base(cudnn.NAME, asdict(made), convolution(problem, made))
-    chosen = single_convolution.choose(problem, base, _compared(options), 0)
-    device = tvm.cuda(0)  # its plan is found, and its workspace made, before a program runs
-    tensors = [tvm.runtime.empty(problem.shape(r), problem.dtype(r), device) for r in problem.roles]
-    chosen.call(*tensors)
-    device.sync()
+    device = tvm.cuda(0)
+    with tvm_ffi.use_raw_stream(device, 0):  # the one that `sync` waits for, whoever set another
+        chosen = single_convolution.choose(problem, base, _compared(options), 0)
+        # Its plan is found, and its workspace made, before a program runs.
+        tensors = [
+            tvm.runtime.empty(problem.shape(r), problem.dtype(r), device) for r in problem.roles
+        ]
+        chosen.call(*tensors)
+        device.sync()
     return tvm_ffi.convert(chosen.call), _may_be_recorded(chosen.call, tensors, device)
 
 

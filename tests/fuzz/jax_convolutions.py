@@ -16,6 +16,8 @@ from typing import Any
 from tests.fuzz.harness import REFUSED, Generator, main
 
 BOUND = 1e-12
+# XLA's simplifier ends the process of some gradients with negative padding (jaxlib 0.10).
+REFERENCE = {"xla_disable_hlo_passes": "algsimp"}
 WAYS = ("value", "jvp", "vjp", "second", "vmap lhs", "vmap rhs", "vmap both", "optimize", "of grad")
 
 
@@ -105,7 +107,10 @@ def check(line: str, dtype: str = "float64", bound: float = BOUND) -> str | None
     with rj.recorded() as records:
         got = jax.jit(_way(way, ours, theirs, rj.optimize))(*(a.astype(dtype) for a in given))
     with jax.default_device(jax.devices("cpu")[0]):
-        want = _way(way, theirs, theirs, lambda function: function)(*given)
+        plain = jax.jit(
+            _way(way, theirs, theirs, lambda function: function), compiler_options=REFERENCE
+        )
+        want = plain(*given)
     for i, (one, two) in enumerate(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)):
         if (one.shape, str(one.dtype)) != (two.shape, dtype):
             return f"{i}: {one.dtype}{one.shape}, lax's {dtype}{two.shape}"

@@ -159,6 +159,7 @@ PLAIN = "fprop n=8 c=64 h=14 w=14 k=64 r=3 s=3"
         (f"{PLAIN} groups=64", False), (f"{PLAIN} dil=2,2", False),
         (PLAIN.replace("c=64", "c=3"), False),
         (PLAIN.replace("h=14", "h=1").replace("r=3", "r=1"), False),
+        (PLAIN.replace("w=14", "w=5"), False),
     ],
 )  # fmt: skip
 def test_what_is_no_question_on_cuda(line: str, is_plain: bool, counted: Counter[str]) -> None:

@@ -81,6 +81,8 @@ def test_refused() -> None:
         compiled(jnp.linalg.cholesky, (np.eye(2),))
     with pytest.raises(ValueError, match="device must be"):
         compiled(jnp.sin, (np.eye(2),), device="tpu")
+    with pytest.raises(ValueError, match=r"backends are a GPU's, got \('cudnn',\) for .* 'cpu'"):
+        compiled(jnp.sin, (np.eye(2),), backends=("cudnn",))
 
 
 @pytest.mark.longer("a process; who imports JAX is known by test_architecture")
