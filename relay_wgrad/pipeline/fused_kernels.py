@@ -23,6 +23,7 @@ from ..dtypes import HALVES
 from ..registry import legalizations
 from .broadcasts import BroadcastOnce
 from .equal_calls import Legalizer, legalize_equal_once
+from .factored_sums import FactoredSums
 from .fold_constant import fold_constants
 from .ieee import opaque_zero
 from .kernel_order import Order
@@ -37,6 +38,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
     """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
     return [
         RoundTrips(),
+        FactoredSums(),
         legalize_ops(),
         SizesFirst(),
         relax.transform.AnnotateTIROpPattern(),

@@ -15,7 +15,7 @@ than what a half rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -91,7 +91,27 @@ def _quick_exp(x: Any) -> Any:
     return tirx.call_pure_extern("float32", "__expf", x)
 
 
-def _quick_erf(value: Any) -> Any:
+def beside_a_number(node: Any) -> Any:
+    """Of a kernel of halves a number plus erf, or a share of it, as in GELU: where erf is small it
+    need not be told from 0 to many digits, so its series is left out."""
+    for number, other in ((node.a, node.b), (node.b, node.a)):
+        if not isinstance(number, tirx.FloatImm) or abs(number.value) < _SERIES:
+            continue
+        if _is_erf(other):
+            return number + _quick_erf(other.args[0], series=False)
+        if isinstance(other, tirx.Mul):
+            for share, erf in ((other.a, other.b), (other.b, other.a)):
+                if isinstance(share, tirx.FloatImm) and abs(share.value) <= 1 and _is_erf(erf):
+                    return number + _quick_erf(erf.args[0], series=False) * share
+    return node
+
+
+def _is_erf(value: Any) -> bool:
+    named = isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")) == "tirx.erf"
+    return named and str(value.ty.dtype) == "float32"
+
+
+def _quick_erf(value: Any, series: bool = True) -> Any:
     """Without a branch: of equal arguments nvcc computes one."""
 
     def number(value: float) -> Any:
@@ -102,10 +122,10 @@ def _quick_erf(value: Any) -> Any:
     fall = number(_FALL) * tirx.abs(x) + number(1.0)
     tail = _polynomial(_TAIL, t) * t * _quick_exp(square * number(-1.0))
     # Both are there before one is chosen: what a choice computes is a branch.
-    result = tirx.Select(tirx.abs(x) < number(_SERIES), near, far)
+    result = tirx.Select(tirx.abs(x) < number(_SERIES), near, far) if series else far
     for variable, bound in (
         (far, tirx.call_pure_extern("float32", "copysignf", number(1.0) + tail * number(-1.0), x)),
-        (near, x * _polynomial(_NEAR_ZERO, square)),
+        *([(near, x * _polynomial(_NEAR_ZERO, square))] if series else []),
         (t, tirx.call_pure_extern("float32", "__fdividef", number(1.0), fall)),
         (square, x * x),
         (x, value),
@@ -114,7 +134,7 @@ def _quick_erf(value: Any) -> Any:
     return result
 
 
-_APPROXIMATE = {"erf": _quick_erf, "exp": _quick_exp}
+_APPROXIMATE: dict[str, Callable[[Any], Any]] = {"erf": _quick_erf, "exp": _quick_exp}
 
 
 def _tanh(x: Any, dtype: str) -> Any:
