@@ -8,8 +8,8 @@ polynomials there.
 
 CUDA's erff has a branch, behind which nvcc does not see that two of the same argument are equal: a
 kernel that uses GELU's result three times computed it three times.  Where tensors are of half
-precision erf and exp are approximations without one, wrong by some 1e-6 of the result, far less
-than what a half rounds.
+precision erf is an approximation without one, and so are exp and sigmoid, a division in full less:
+wrong by some 1e-6 of the result, far less than what a half rounds.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def right_function(call: Any, target: str, rounded: bool = False) -> Any:
         return _APPROXIMATE[name](call.args[0])
     if name in _WIDE.get((target, dtype), ()):
         wide = tirx.call_intrin("float32", call.op, *(x.astype("float32") for x in call.args))
-        return right_function(wide, target).astype(dtype)
+        return right_function(wide, target, rounded).astype(dtype)
     if target != "llvm" or dtype not in _P:
         return call
     if name == "tanh":
@@ -89,6 +89,11 @@ def _polynomial(coefficients: Sequence[float], z: Any) -> Any:
 
 def _quick_exp(x: Any) -> Any:
     return tirx.call_pure_extern("float32", "__expf", x)
+
+
+def _quick_sigmoid(x: Any) -> Any:
+    one = tirx.const(1.0, "float32")
+    return tirx.call_pure_extern("float32", "__fdividef", one, _quick_exp(x * -one) + one)
 
 
 def beside_a_number(node: Any) -> Any:
@@ -134,7 +139,9 @@ def _quick_erf(value: Any, series: bool = True) -> Any:
     return result
 
 
-_APPROXIMATE: dict[str, Callable[[Any], Any]] = {"erf": _quick_erf, "exp": _quick_exp}
+_APPROXIMATE: dict[str, Callable[[Any], Any]] = {
+    "erf": _quick_erf, "exp": _quick_exp, "sigmoid": _quick_sigmoid,
+}  # fmt: skip
 
 
 def _tanh(x: Any, dtype: str) -> Any:
