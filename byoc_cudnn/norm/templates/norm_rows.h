@@ -15,6 +15,7 @@ struct Rows {
 };
 
 constexpr int kRowPacks = 4;  // of a thread, at most
+constexpr int64_t kRowWriters = 8;  // blocks of a multiprocessor forward: parameters are read once each
 
 // The sums of `width` threads side by side, for each of them; all threads of the block call it.
 template <int N, typename A>
@@ -39,6 +40,22 @@ __device__ inline void over_row(A (&sums)[N], int width) {
   __syncthreads();
 }
 
+// Of a pack's channels, 16 bytes at a time: a load for each channel reads as many lines of the cache,
+// which took longer than all else.
+template <bool whole, int V, typename A>
+__device__ inline void load_parameters(A (&to)[V], const A* from, int count) {
+  if constexpr (whole) {
+    constexpr int kEach = 16 / sizeof(A);
+#pragma unroll
+    for (int i = 0; i < V / kEach; ++i) {
+      const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from) + i);
+      memcpy(&to[i * kEach], &bits, sizeof(bits));
+    }
+  } else {
+    load_channels(to, from, count);
+  }
+}
+
 // How many channels of a pack are there.
 template <int V>
 __device__ inline int there(int64_t left) {
@@ -54,6 +71,15 @@ __global__ void __launch_bounds__(kThreads)
   begin();
   const int lane = threadIdx.x & (z.width - 1), group = threadIdx.x / z.width;
   const A share = A(1) / A(z.channels);
+  A slope[K][V] = {}, level[K][V] = {};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int64_t channel = (int64_t{k} * z.width + lane) * V;
+    const int count = there<V>(z.channels - channel);
+    if (!count) continue;
+    load_parameters<whole>(slope[k], gamma + channel, count);
+    load_parameters<whole>(level[k], beta + channel, count);
+  }
   for (int64_t first = int64_t{blockIdx.x} * z.height(); first < z.rows;
        first += int64_t{gridDim.x} * z.height()) {
     const int64_t row = first + group;
@@ -93,13 +119,11 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t channel = (int64_t{k} * z.width + lane) * V;
       const int count = is_row ? there<V>(z.channels - channel) : 0;
       if (!count) continue;
-      A slope[V], level[V];
-      load_channels(slope, gamma + channel, count);
-      load_channels(level, beta + channel, count);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const A n = times(less(wide(packs[k].value[i]), middle), scale);
-        packs[k].value[i] = narrow<T>(activated<act, T>(times_plus(n, slope[i], level[i]), alpha));
+        const A v = times_plus(n, slope[k][i], level[k][i]);
+        packs[k].value[i] = narrow<T>(activated<act, T>(v, alpha));
       }
       store<whole>(y + row * z.channels + channel, packs[k], count);
     }
@@ -147,8 +171,10 @@ __global__ void __launch_bounds__(kThreads)
       const int count = is_row ? there<V>(z.channels - channel) : 0;
       if (!count) continue;
       A slope[V], level[V] = {};
-      load_channels(slope, gamma + channel, count);
-      if constexpr (act != Activation::kNone) load_channels(level, beta + channel, count);
+      load_parameters<whole>(slope, gamma + channel, count);
+      if constexpr (act != Activation::kNone) {
+        load_parameters<whole>(level, beta + channel, count);
+      }
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         if (i >= count) continue;
@@ -168,8 +194,10 @@ __global__ void __launch_bounds__(kThreads)
       const int count = is_row ? there<V>(z.channels - channel) : 0;
       if (!count) continue;
       A slope[V], level[V] = {};
-      load_channels(slope, gamma + channel, count);
-      if constexpr (act != Activation::kNone) load_channels(level, beta + channel, count);
+      load_parameters<whole>(slope, gamma + channel, count);
+      if constexpr (act != Activation::kNone) {
+        load_parameters<whole>(level, beta + channel, count);
+      }
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         A through, n;
@@ -259,7 +287,7 @@ int forward_rows_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   int packs;
   Rows z = rows_of<V>(call, packs);
   if (z.width == 0 || call.rows != 1 || call.groups != 1) return -static_cast<int>(cudaErrorInvalidValue);
-  z.blocks = blocks_of(z, int64_t{kWriters} * call.multiprocessors);
+  z.blocks = blocks_of(z, kRowWriters * call.multiprocessors);
   return finished(of_packs(packs, [&](auto k) {
     return launch(rows_forward<T, V, whole, decltype(k)::value, act>, dim3(z.blocks), kThreads, stream,
                   static_cast<const T*>(call.x), static_cast<const A*>(call.gamma),
@@ -271,7 +299,7 @@ int forward_rows_by(const RelayWgradNormCall& call, cudaStream_t stream) {
 
 template <typename T, Activation act>
 int forward_rows(const RelayWgradNormCall& call, cudaStream_t stream) {
-  return is_whole<T>(call.channels, {call.x, call.out}) ? forward_rows_by<T, true, act>(call, stream)
+  return is_whole<T>(call.channels, {call.x, call.out, call.gamma, call.beta}) ? forward_rows_by<T, true, act>(call, stream)
                                                         : forward_rows_by<T, false, act>(call, stream);
 }
 
@@ -301,7 +329,7 @@ int backward_rows_by(const RelayWgradNormCall& call, cudaStream_t stream) {
 
 template <typename T, Activation act>
 int backward_rows(const RelayWgradNormCall& call, cudaStream_t stream) {
-  return is_whole<T>(call.channels, {call.x, call.dy, call.out})
+  return is_whole<T>(call.channels, {call.x, call.dy, call.out, call.gamma, call.beta})
              ? backward_rows_by<T, true, act>(call, stream)
              : backward_rows_by<T, false, act>(call, stream);
 }
