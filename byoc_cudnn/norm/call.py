@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from relay_wgrad.ops import activations
+from relay_wgrad.problem import DTYPE_BYTES
 
 from ..decision import YES, Decision, no
 from ..pool.call import check_windows
@@ -16,6 +17,7 @@ ACTIVATIONS = tuple(activations.ACTIVATIONS)
 BITS = ("relu", "relu6", "leaky_relu")  # the activations whose slope takes two values
 DIRECTIONS = ("forward", "backward")
 LAYOUTS = ("NHWC",)
+_THREADS, _PACKS = 256, 4  # of a row, of 16 bytes each: kThreads and kRowPacks of the templates
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
@@ -54,6 +56,9 @@ class NormCall:
     forward: x, gamma, beta[, running_mean, running_var] -> y, mean, rstd[, new_…], index
     backward: dy, index, x, gamma, beta, mean, rstd -> dx, dgamma, dbeta
 
+    With `by_row` a group is all channels of one row, an image of its own: x is (rows, 1, C),
+    of at most `longest_row` channels, mean and rstd (rows, 1).
+
     alpha : the activation's parameter.
     symbol : of the function that computes it.
     """
@@ -71,6 +76,7 @@ class NormCall:
     layout: str = "NHWC"
     alpha: float = 0.0
     grouped: bool = False
+    by_row: bool = False
     epsilon: float = 1e-5
     momentum: float = 0.1
     unbiased: bool = True
@@ -112,6 +118,11 @@ class NormCall:
         return self._both(*names) if self.running else ()
 
 
+def longest_row(dtype: str) -> int:
+    """How many channels a row has at most whose statistics are its own."""
+    return _THREADS * _PACKS * 16 // DTYPE_BYTES[dtype]
+
+
 def check(call: NormCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
     for name, value, known in (
@@ -135,6 +146,8 @@ def check(call: NormCall) -> Decision:
         return no("a second normalization is before relu or relu6, got leaky_relu")
     if call.grouped and (call.running or call.pooled or call.second):
         return no("running statistics, pooling and a second normalization are of a batch's")
+    if call.by_row and (not call.grouped or call.residual):
+        return no("rows' statistics are of one group, without a residual")
     if call.pooled:
         if len(call.pooled) != 8 or call.residual:
             return no(f"pooled {call.pooled}: eight numbers, of a normalization without a residual")

@@ -14,7 +14,9 @@ from .call import NormCall, check
 
 _PREFIX = "relay_wgrad_norm_"
 _MULTIPROCESSORS = 256  # of the largest device that a workspace is planned for
-_BLOCKS, _CHANNELS, _SUMS = 2, 256, 3  # kNormBlocks and the others of norm_call.h
+# kNormBlocks and the others of norm_call.h
+_BLOCKS, _CHANNELS, _SUMS = 2, 256, 3
+_ROW_BLOCKS, _ROW_SUMS = 4, 2
 
 _ELEMENTS = {
     "float16": ("kHalf", "__half"),
@@ -28,28 +30,32 @@ _ACTIVATIONS = {
 }  # fmt: skip
 _NAME = re.compile(
     rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_"
-    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second)?(_bits)?(_summed)?"
+    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second|_rows)?(_bits)?(_summed)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
 
 
-def workspace_bytes(channels: int, dtype: str, images: int = 1) -> int:
+def workspace_bytes(channels: int, dtype: str, images: int = 1, by_row: bool = False) -> int:
     """Bytes of the workspace that a call may be given as its last operand, for any device.
 
     images : of a grouped call, whose statistics each has its own.
+    by_row : of a call whose rows are its images; their number does not matter.
 
     It may be smaller; a call without one uses a block that its stream keeps.
     """
+    size = 8 if dtype == "float64" else 4
+    if by_row:
+        return _ROW_BLOCKS * _MULTIPROCESSORS * _ROW_SUMS * size * channels
     least = images * -(-channels // _CHANNELS)
-    sums = _SUMS * (8 if dtype == "float64" else 4)
+    sums = _SUMS * size
     return sums * _CHANNELS * max(least, _BLOCKS * _MULTIPROCESSORS)
 
 
 def kernel_of(call: NormCall) -> str:
     """The name of the kernel that serves a call."""
     residual = "_residual" if (call.residual if call.forward else call.stored) else ""
-    if call.second:
-        residual = "_second"
+    if call.second or call.by_row:
+        residual = "_second" if call.second else "_rows"
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
     if call.pooled:
         r, s, down, across = call.pooled[:4]
@@ -64,6 +70,10 @@ def _body(name: str) -> str:
     direction, dtype, activation, residual, bits, summed, *windows = found.groups()
     act = _ACTIVATIONS["" if activation == "none" else activation]
     function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
+    if residual == "_rows":
+        parts = ["device", "rows"]
+        function = f"{direction}_rows<{_ELEMENTS[dtype][1]}, Activation::{act}>"
+        return NORMS.exported(name, [NORMS.template(f"norm_{part}.h") for part in parts], function)
     if residual == "_second":
         function = f"{direction}_of_two"
         last = str(bool(summed)).lower()
@@ -100,9 +110,9 @@ def _row(call: NormCall) -> str:
         *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
         *(["second"] if call.second else []), *(["pooled"] if call.pooled else []),
     ]  # fmt: skip
-    kind = "group_norm" if call.grouped else "batch_norm"
+    kind = "layer_norm" if call.by_row else "group_norm" if call.grouped else "batch_norm"
     numbers = f"{call.epsilon!r}, {call.momentum!r}, {call.alpha!r}"
-    switches = ", ".join(str(one).lower() for one in (call.unbiased, call.grouped))
+    switches = ", ".join(str(one).lower() for one in (call.unbiased, call.grouped, call.by_row))
     return (
         f'    {{"{kind} {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'
         f"     Element::{_ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"

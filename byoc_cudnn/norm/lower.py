@@ -16,11 +16,12 @@ from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import op_name
+from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.train_norm import BACKWARDS, FORWARDS, dtype_of
 
 from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
-from .call import BITS, NormCall, check
+from .call import BITS, NormCall, check, longest_row
 from .codegen import NORMS
 from .pool_fusion import take_pools
 
@@ -189,6 +190,8 @@ def _read(value: relax.Call) -> NormCall:
     a, given = home.read(value), home.operands_by_name(value)
     x = given["x"]
     last = x.ty.ndim > 0 and a.axis == x.ty.ndim - 1
+    sizes, plain = sizes_of(x.ty) or [], "residual" not in given and "y" not in given
+    by_row = last and plain and a.groups == 1 and all(n == 1 for n in sizes[1:-1])
     return NormCall(
         symbol="",
         direction="forward" if forward else "backward",
@@ -199,10 +202,15 @@ def _read(value: relax.Call) -> NormCall:
         layout="NHWC" if last else f"channels on axis {a.axis} of {x.ty.ndim}",
         alpha=a.alpha,
         grouped=a.groups > 0,
+        by_row=by_row and len(sizes) > 2 and _is_short(sizes[-1], dtype_of(x)),
         epsilon=a.epsilon,
         momentum=a.momentum,
         unbiased=a.unbiased,
     )
+
+
+def _is_short(channels: Any, dtype: str) -> bool:
+    return isinstance(channels, int) and channels <= longest_row(dtype)
 
 
 def _mask_type(x: relax.TensorType) -> relax.TensorType:

@@ -39,6 +39,8 @@ FORWARD = "relax.nn.batch_norm_train"
 BACKWARD = "relax.nn.batch_norm_train_backward"
 GROUP_FORWARD = "relax.nn.group_norm_train"
 GROUP_BACKWARD = "relax.nn.group_norm_train_backward"
+LONGEST_ROW = 2048
+"""Channels of a row that has statistics of its own, for which there are kernels in every dtype."""
 FORWARDS, BACKWARDS = (FORWARD, GROUP_FORWARD), (BACKWARD, GROUP_BACKWARD)
 GRADIENT_OF = dict(zip(FORWARDS, BACKWARDS, strict=True))
 
@@ -142,6 +144,13 @@ def make_call(name: str, args: Sequence[Expr], attrs: NormAttrs) -> relax.Call:
     """A call of one of the operators."""
     fields = {key: getattr(attrs, key) for key in KEYS[name]}
     return relax.Call(get_op(name), list(args), attrs=tvm.ir.make_node("ir.DictAttrs", **fields))
+
+
+def is_of_rows(call: relax.Call) -> bool:
+    """Whether a call of a group's normalization is of rows: images of one pixel, in one group."""
+    attrs, shape = call_attrs(call), _sizes(call.args[0].ty)
+    sizes = [n for i, n in enumerate(shape or ()) if i not in (0, attrs.axis)]
+    return attrs.groups == 1 and bool(sizes) and all(n == 1 for n in sizes)
 
 
 # ---- checks --------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from ..keys import OP_PATTERN
 from .recompute import INJECTIVE, SUM
 
 _LARGER = 8  # times as many bytes
-# Elements that a broadcast has at least: as many divisions take an H200 as long as a launch.
-_MANY = 1 << 22
+# Bytes that a broadcast has at least: of halves so many divisions take an H200 as long as a launch.
+_MANY = 1 << 23
 # What takes many instructions; of functions all but these.
 _CHEAP = ("abs", "fabs", "if_then_else", "likely", "reinterpret", "max_value", "min_value")
 
@@ -84,7 +84,7 @@ class _Ends:
         return kernel if good and isinstance(value.ty, relax.TensorType) else None
 
     def _is_broadcast(self, var: relax.Var) -> bool:
-        """Whether a kernel that fusion would make it part of has many elements for each of its."""
+        """Whether a kernel that fusion would make it part of is much larger, and large."""
         size = tensor_bytes(var.ty)
         users = (u.value for u in self.graph.users_of(var) if self._kernel(u.value) is not None)
         sizes = [tensor_bytes(user.ty) for user in users]

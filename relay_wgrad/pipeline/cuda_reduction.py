@@ -26,11 +26,12 @@ from .inlining import inlined
 
 THREADS = 256  # of a block
 WANTED = 1 << 17  # threads of the first kernel: half of what an H200 holds at once
-WANTED_OF_PACKS = 1 << 15  # with eight packs on the way each, half of what its memory needs
+WANTED_OF_PACKS = 1 << 16  # with eight packs on the way each
 # Functions of many instructions: of a sum with one, arithmetic is the limit, not memory.
 COSTLY = ("erf", "exp", "exp2", "log", "log1p", "pow", "sigmoid", "tanh", "sin", "cos")
 LEAST = 8  # elements that a thread sums, at least
 SHORT, MANY = 64, 1 << 15  # elements of a sum, and sums, of which each thread has one
+FEW = 8  # channels of a block that adds parts, at most: 32 bytes, what memory gives at once
 UNROLLED = 8  # loads that are under way at once, at most
 
 
@@ -100,20 +101,22 @@ class ChannelSum(CudaRule):
         sch.decompose_reduction(block, outer)
 
     def _whole(self, sch: Schedule, block: Any, cut: int, channels: int) -> None:
-        """A block of threads for each channel adds its parts; where these are fewer than channels
-        a thread does."""
+        """A block of threads for a few channels, whose parts are neighbours in memory, adds them;
+        where parts are fewer than channels a thread does."""
         *kept, part = sch.get_loops(block)
         channel = sch.fuse(*kept)
         if cut <= UNROLLED or cut * cut <= channels:
             copy = sch.cache_write(block, 0, "local")
             sch.reverse_compute_at(copy, self._spread(sch, channel))
             return
-        threads = 1
-        while threads < min(THREADS, cut):
+        few, threads = divisor(channels, FEW), 1
+        while threads < min(THREADS // few, cut):
             threads *= 2
+        of_grid, neighbour = sch.split(channel, [None, few])
         _, inner = sch.split(part, [None, threads])
-        self.bind(sch, channel, "blockIdx.x")
-        self.bind(sch, inner, "threadIdx.x")
+        self.bind(sch, of_grid, "blockIdx.x")
+        self.bind(sch, neighbour, "threadIdx.x")
+        self.bind(sch, inner, "threadIdx.y")
 
     def _spread(self, sch: Schedule, loop: Any) -> Any:
         """The loop over all threads; returns the loop over those of a block."""

@@ -23,12 +23,13 @@ from ..dtypes import HALVES
 from ..registry import legalizations
 from .broadcasts import BroadcastOnce
 from .equal_calls import Legalizer, legalize_equal_once
+from .factored_sums import FactoredSums
 from .fold_constant import fold_constants
+from .identities import Identities
 from .ieee import opaque_zero
 from .kernel_order import Order
 from .products import cpu_products
 from .recompute import Recompute
-from .round_trips import RoundTrips
 from .same_sizes import SameSizes
 from .sizes_first import SizesFirst
 
@@ -36,7 +37,8 @@ from .sizes_first import SizesFirst
 def fused_kernels() -> list[tvm.transform.Pass]:
     """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
     return [
-        RoundTrips(),
+        Identities(),
+        FactoredSums(),
         legalize_ops(),
         SizesFirst(),
         relax.transform.AnnotateTIROpPattern(),

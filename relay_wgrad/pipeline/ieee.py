@@ -23,7 +23,7 @@ from tvm_ffi import structural_map, structural_walk
 from .. import keys
 from ..dtypes import HALVES
 from .bfloat16 import rounded
-from .math_functions import right_function
+from .math_functions import beside_a_number, right_function
 
 _WORDS = {"float32": "int32", "float64": "int64"}
 _OF_BITS = {"float32": "__int_as_float", "float64": "__longlong_as_double"}
@@ -47,7 +47,10 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
                 rounds = cuda and _in_halves(func)
                 function = partial(right_function, target=target, rounded=rounds)
                 rules = [*_RULES, (tvm.ir.Call, function)]
-                body = structural_map(func.body if cuda else rounded(func), rules)
+                body = func.body if cuda else rounded(func)
+                if rounds:  # before erf is another expression
+                    body = structural_map(body, [(tirx.Add, beside_a_number)])
+                body = structural_map(body, rules)
                 if cuda:  # of what the rules have written too
                     body = structural_map(body, [(tvm.ir.Call, _bits)])
                 if not body.same_as(func.body):

@@ -8,14 +8,14 @@ polynomials there.
 
 CUDA's erff has a branch, behind which nvcc does not see that two of the same argument are equal: a
 kernel that uses GELU's result three times computed it three times.  Where tensors are of half
-precision erf and exp are approximations without one, wrong by some 1e-6 of the result, far less
-than what a half rounds.
+precision erf is an approximation without one, and so are exp and sigmoid, a division in full less:
+wrong by some 1e-6 of the result, far less than what a half rounds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -69,7 +69,7 @@ def right_function(call: Any, target: str, rounded: bool = False) -> Any:
         return _APPROXIMATE[name](call.args[0])
     if name in _WIDE.get((target, dtype), ()):
         wide = tirx.call_intrin("float32", call.op, *(x.astype("float32") for x in call.args))
-        return right_function(wide, target).astype(dtype)
+        return right_function(wide, target, rounded).astype(dtype)
     if target != "llvm" or dtype not in _P:
         return call
     if name == "tanh":
@@ -91,7 +91,32 @@ def _quick_exp(x: Any) -> Any:
     return tirx.call_pure_extern("float32", "__expf", x)
 
 
-def _quick_erf(value: Any) -> Any:
+def _quick_sigmoid(x: Any) -> Any:
+    one = tirx.const(1.0, "float32")
+    return tirx.call_pure_extern("float32", "__fdividef", one, _quick_exp(x * -one) + one)
+
+
+def beside_a_number(node: Any) -> Any:
+    """Of a kernel of halves a number plus erf, or a share of it, as in GELU: where erf is small it
+    need not be told from 0 to many digits, so its series is left out."""
+    for number, other in ((node.a, node.b), (node.b, node.a)):
+        if not isinstance(number, tirx.FloatImm) or abs(number.value) < _SERIES:
+            continue
+        if _is_erf(other):
+            return number + _quick_erf(other.args[0], series=False)
+        if isinstance(other, tirx.Mul):
+            for share, erf in ((other.a, other.b), (other.b, other.a)):
+                if isinstance(share, tirx.FloatImm) and abs(share.value) <= 1 and _is_erf(erf):
+                    return number + _quick_erf(erf.args[0], series=False) * share
+    return node
+
+
+def _is_erf(value: Any) -> bool:
+    named = isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")) == "tirx.erf"
+    return named and str(value.ty.dtype) == "float32"
+
+
+def _quick_erf(value: Any, series: bool = True) -> Any:
     """Without a branch: of equal arguments nvcc computes one."""
 
     def number(value: float) -> Any:
@@ -102,10 +127,10 @@ def _quick_erf(value: Any) -> Any:
     fall = number(_FALL) * tirx.abs(x) + number(1.0)
     tail = _polynomial(_TAIL, t) * t * _quick_exp(square * number(-1.0))
     # Both are there before one is chosen: what a choice computes is a branch.
-    result = tirx.Select(tirx.abs(x) < number(_SERIES), near, far)
+    result = tirx.Select(tirx.abs(x) < number(_SERIES), near, far) if series else far
     for variable, bound in (
         (far, tirx.call_pure_extern("float32", "copysignf", number(1.0) + tail * number(-1.0), x)),
-        (near, x * _polynomial(_NEAR_ZERO, square)),
+        *([(near, x * _polynomial(_NEAR_ZERO, square))] if series else []),
         (t, tirx.call_pure_extern("float32", "__fdividef", number(1.0), fall)),
         (square, x * x),
         (x, value),
@@ -114,7 +139,9 @@ def _quick_erf(value: Any) -> Any:
     return result
 
 
-_APPROXIMATE = {"erf": _quick_erf, "exp": _quick_exp}
+_APPROXIMATE: dict[str, Callable[[Any], Any]] = {
+    "erf": _quick_erf, "exp": _quick_exp, "sigmoid": _quick_sigmoid,
+}  # fmt: skip
 
 
 def _tanh(x: Any, dtype: str) -> Any:

@@ -9,7 +9,8 @@ types, before differentiation, by inserting casts:
   library's kernel adds it before it rounds;
 * relu and max pooling, whose results are roundings of nothing, take and make half;
 * training normalization that is one operator takes and makes half tensors, a residual among
-  them, beside float32 parameters and statistics;
+  them, beside float32 parameters and statistics; a layer's normalization of rows follows what it
+  normalizes: of a residual sum it is float32, as PyTorch's autocast has it;
 * reshaping, joining and splitting follow their operands, and so does average pooling but for one
   of whole images, which may be a network's result, and resampling (their sums are float32 in any
   case);
@@ -39,7 +40,7 @@ from ..layout_rules.in_layout import sizes_of
 from ..ops import FAMILY
 from ..ops.algebra import WGRADS, wgrad_call
 from ..ops.resample import NAME as RESAMPLE
-from ..ops.train_norm import FORWARDS
+from ..ops.train_norm import FORWARDS, GROUP_FORWARD, is_of_rows
 from .surface import check_relax_module
 
 # Always in half precision.
@@ -123,9 +124,10 @@ class _Rewriter:
             return self.value.get(value, value)
         name = op_name(value)
         if name in FORWARDS:
-            args = [
-                self.cast(arg, "float32" if arg.ty.ndim == 1 else self.half) for arg in value.args
-            ]
+            half = self.half
+            if name == GROUP_FORWARD and is_of_rows(value):  # a layer's follow what they normalize
+                half = self.dtype_of(self.value.get(value.args[0], value.args[0]))
+            args = [self.cast(arg, "float32" if arg.ty.ndim == 1 else half) for arg in value.args]
             return relax.Call(value.op, args, value.attrs, value.ty_args)
         if name == RESAMPLE:  # as PyTorch's autocast; its weights are float32 in any case
             x = self.value.get(value.args[0], value.args[0])

@@ -16,7 +16,7 @@ from ..graph.walk import variables_of
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of
 from ..ops.activations import ACTIVATIONS
-from ..ops.train_norm import dtype_of
+from ..ops.train_norm import LONGEST_ROW, dtype_of
 
 Expr = Any
 
@@ -102,6 +102,7 @@ class Norm:
     activation: str = ""
     alpha: float = 0.0
     groups: int = 0  # of an image's channels; 0: statistics are those of the batch
+    by_row: bool = False  # over one axis, for all others: layer normalization
     fields: dict[int, relax.Var] = field(default_factory=dict)  # of upstream's result
 
 
@@ -133,6 +134,8 @@ class Norms(Graph):
             )
             if norm is not None and _fits(norm):
                 self._take_affine(norm)
+                if norm.by_row and not norm.affine:
+                    continue  # it may be an image's over pixels, of one dimension
                 if norm.variance is not None and not norm.groups:
                     self._with_running(norm)
                 found.append(norm)
@@ -152,6 +155,8 @@ class Norms(Graph):
         if rest is None or _rest(self.value[variance], x) != rest:
             return None
         epsilon = found.number("epsilon")
+        if (axis := _row_axis(rest, x)) is not None:
+            return Norm(var, x, axis, epsilon, [], groups=1, by_row=True)
         if len(rest) == 1:
             return Norm(var, x, rest[0], epsilon, [], mean, variance)
         # Of each channel of an image; over one axis it may be a layer's of rows.
@@ -214,10 +219,16 @@ class Norms(Graph):
 
     def _vector(self, expr: Expr, norm: Norm) -> Expr | None:
         """The vector that broadcasts along the channels' axis, if that is what an operand is."""
+        if norm.axis == norm.x.ty.ndim - 1 and isinstance(expr, relax.Var):
+            same = sizes_of(expr.ty) == _column(norm)[-1:] and dtype_of(expr) == dtype_of(norm.x)
+            if same:
+                return expr
         lifted = self.call(expr, "relax.reshape")
         if lifted is None:
             return None
         vector, column = lifted.args[0], _column(norm)
+        while (before := self.call(vector, "relax.reshape")) is not None:  # an axis at a time
+            vector = before.args[0]
         sizes = sizes_of(lifted.ty) or []
         # Axes of size 1 before the channels' may be missing.
         aligned = (
@@ -287,7 +298,7 @@ class Norms(Graph):
         other = _other(self.call(total, "relax.add"), norm.y)
         # What is added may be made of anything but the operator's other results.
         alone = self._ends(*(var for index, var in norm.fields.items() if index))
-        free = isinstance(other, relax.Var) and total not in taken
+        free = isinstance(other, relax.Var) and total not in taken and not norm.by_row
         if free and alone and _same_type(other, norm.y):
             norm.residual, norm.y = other, total
             taken.add(total)
@@ -366,6 +377,15 @@ def _rest(call: relax.Call, x: Expr) -> list[int] | None:
     if axes is None or not bool(call.attrs.keepdims) or x.ty.ndim < 2:
         return None
     return sorted(set(range(x.ty.ndim)) - {int(a) % x.ty.ndim for a in axes})
+
+
+def _row_axis(rest: list[int], x: Expr) -> int | None:
+    """The axis of a layer's normalization that is over one axis alone, of sizes all known."""
+    (*over,) = set(range(x.ty.ndim)) - set(rest)
+    sizes = sizes_of(x.ty) or []
+    known = len(sizes) >= 3 and all(isinstance(n, int) for n in sizes)
+    short = known and len(over) == 1 and sizes[over[0]] <= LONGEST_ROW
+    return over[0] if short else None
 
 
 def _column(norm: Norm) -> list[Any]:

@@ -8,12 +8,14 @@ upstream's `batch_norm` has no gradient:
 Here y, the update of the running statistics, a residual that is added to y alone and the activation
 after it become `relax.nn.batch_norm_train`, whose gradient is one operator too.  So does upstream's
 `batch_norm` in training mode.  Of rows of an image's groups of channels, over an image's pixels
-alone, and of upstream's `group_norm` and `instance_norm` it is `relax.nn.group_norm_train`.  Every
-value stays; what else is made of m, c or v is left as it is.
+alone, and of upstream's `group_norm` and `instance_norm` it is `relax.nn.group_norm_train`; of one
+axis for all others, layer normalization, that of rows, each an image of one pixel.  Every value
+stays; what else is made of m, c or v is left as it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -131,15 +133,20 @@ class _Rewriter:
             shape = relax.ShapeExpr([channels])
             return writer.emit(name, relax.op.full(shape, relax.const(value, dtype)))
 
-        args = [norm.x, filled(gamma, 1, "gamma"), filled(beta, 0, "beta")]
+        x, axis = (_rows(writer, norm), 2) if norm.by_row else (norm.x, norm.axis)
+        args = [x, filled(gamma, 1, "gamma"), filled(beta, 0, "beta")]
         args += [norm.residual] if norm.residual is not None else []
         args += list(norm.running or ())
         attrs = NormAttrs(
-            norm.axis, norm.epsilon, norm.activation, norm.alpha, norm.momentum, norm.unbiased,
+            axis, norm.epsilon, norm.activation, norm.alpha, norm.momentum, norm.unbiased,
             norm.groups,
         )  # fmt: skip
         call = make_call(GROUP_FORWARD if norm.groups else FORWARD, args, attrs)
         whole = writer.emit(f"{norm.y.name}_norm", call)
+        if norm.by_row:
+            value = _from_rows(writer, norm, whole)
+            self.new[norm.y] = [*writer.bindings, bound(self.graph.maker(norm.y), value)]
+            return
         fields = [(norm.y, _WHOLE)]
         fields += zip(norm.updates or (), (_NEW_MEAN, _NEW_VAR), strict=False)
         # Upstream's new running statistics.
@@ -174,3 +181,29 @@ class _Rewriter:
                     made |= inside
                     out += group
         return out
+
+
+def _order(norm: Norm) -> list[int]:
+    """The axes with the normalized one last."""
+    return [*(a for a in range(norm.x.ty.ndim) if a != norm.axis), norm.axis]
+
+
+def _rows(writer: Writer, norm: Norm) -> Expr:
+    """(rows, 1, C) of what is normalized over one axis."""
+    sizes, order, x = sizes_of(norm.x.ty) or [], _order(norm), norm.x
+    if order != sorted(order):
+        x = writer.emit("channels_last", relax.op.permute_dims(x, order))
+    channels = sizes[norm.axis]
+    rows = math.prod(sizes) // channels
+    return writer.emit("rows", relax.op.reshape(x, (rows, 1, channels)))
+
+
+def _from_rows(writer: Writer, norm: Norm, whole: relax.Var) -> Expr:
+    """What a call of rows gives, as it was."""
+    sizes, order = sizes_of(norm.x.ty) or [], _order(norm)
+    y = writer.emit("rows_norm", relax.TupleGetItem(whole, _WHOLE))
+    last = relax.op.reshape(y, [sizes[a] for a in order])
+    if order == sorted(order):
+        return normal(last)
+    back = [order.index(a) for a in range(len(order))]
+    return normal(relax.op.permute_dims(writer.emit("channels_last", last), back))

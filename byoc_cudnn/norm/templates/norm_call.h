@@ -47,10 +47,17 @@ using RelayWgradNormKernel = int(const RelayWgradNormCall&, cudaStream_t);
 // a channel, at most.
 constexpr int64_t kNormBlocks = 2, kNormChannels = 256, kNormSums = 3;
 
+// Of calls whose rows have statistics of their own: blocks of a multiprocessor, and sums of a channel.
+constexpr int64_t kNormRowBlocks = 4, kNormRowSums = 2;
+
 // Bytes that a call's partial sums take at most.  Fewer are right too, with fewer blocks, as long as
 // there are all sums for each channel of an image.
 inline int64_t norm_workspace(int64_t images, int64_t channels, int multiprocessors, int sum_bytes) {
   const int64_t least = images * ((channels + kNormChannels - 1) / kNormChannels);
   const int64_t blocks = kNormBlocks * multiprocessors;
   return kNormSums * sum_bytes * kNormChannels * (least > blocks ? least : blocks);
+}
+
+inline int64_t norm_row_workspace(int64_t channels, int multiprocessors, int sum_bytes) {
+  return kNormRowBlocks * multiprocessors * kNormRowSums * sum_bytes * channels;
 }

@@ -55,6 +55,7 @@ struct Norm {
   Element element;
   double epsilon, momentum, alpha;
   bool unbiased, grouped;  // grouped: statistics are those of groups of an image's channels
+  bool by_row;             // an image is a row, and a group all of it
   int pooled[8];  // taps, strides, padding (top, left, bottom, right) of a max pooling; or no taps
   std::vector<Slot> tensors;  // operands, then results
 };
@@ -155,6 +156,12 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     TVM_FFI_THROW(ValueError) << norm.words << ": mean has " << t.mean->size(1)
                               << " groups and rstd " << t.rstd->size(1);
   }
+  if (norm.by_row && (t.mean->size(1) != 1 || t.mean->size(0) * channels != x.numel())) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": x must have rows on its first axis and channels on"
+                              << " its last, and one statistic for each row, got "
+                              << t.mean->size(1) << " for each of " << t.mean->size(0)
+                              << " images of " << x.numel() / x.size(0) << " elements";
+  }
   for (const TensorView* mask : {t.mask, t.new_mask}) {
     if (mask == nullptr) continue;
     if (pooled) {
@@ -220,9 +227,12 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
       other.mean = pointer_of(t.mean2);
       other.rstd = pointer_of(t.rstd2);
     }
-    const int64_t bytes = norm_workspace(call.images, channels, call.multiprocessors, sum_bytes);
+    const int64_t bytes = norm.by_row
+                              ? norm_row_workspace(channels, call.multiprocessors, sum_bytes)
+                              : norm_workspace(call.images, channels, call.multiprocessors, sum_bytes);
     if (workspace != nullptr) {
-      const int64_t least = kNormSums * sum_bytes * channels * call.images;
+      const int64_t least = norm.by_row ? kNormRowSums * sum_bytes * channels
+                                        : kNormSums * sum_bytes * channels * call.images;
       const int64_t given = workspace->numel() * (workspace->dtype().bits / 8);
       if (workspace->device().device_type != kDLCUDA || workspace->device().device_id != device ||
           !workspace->IsContiguous() || given < least ||

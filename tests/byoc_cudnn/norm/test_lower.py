@@ -111,3 +111,22 @@ def test_a_training_step() -> None:
     plain = byoc_cudnn.build(mod, TARGET, direct=False)
     assert plain.direct == ()
     assert len(plain.sources) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "groups", "by_row"),
+    [
+        ((6, 1, 24), 2, 1, True),
+        ((6, 2, 24), 2, 1, False),  # two pixels
+        ((6, 1, 24), 2, 2, False),
+        ((6, 1, 8200), 2, 1, False),  # longer than a block has
+        ((6, 24, 1), 1, 1, False),  # channels are not last
+    ],
+)
+def test_rows_have_kernels_of_their_own(
+    shape: tuple[int, ...], axis: int, groups: int, by_row: bool
+) -> None:
+    _, entries, source = lowered(Case(shape, "float16", axis=axis, groups=groups))
+    assert source.count('{"layer_norm ') == 2 * by_row
+    assert source.count('{"group_norm ') == (0 if by_row or axis == 1 else 2)
+    assert [e.op for e in entries] == ["group_norm_train", "group_norm_train_backward"]

@@ -24,7 +24,9 @@ from byoc_cudnn.norm import (
     kernels_of,
     workspace_bytes,
 )
+from byoc_cudnn.norm.call import DTYPES, longest_row
 from byoc_cudnn.norm.codegen import NORMS, kernel_of
+from relay_wgrad.ops.train_norm import LONGEST_ROW
 
 FORWARD = NormCall("f", "forward", "bfloat16", "relu", running=True)
 BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
@@ -101,6 +103,11 @@ def test_a_kernel_serves_all_calls_of_its_kind() -> None:
     grouped = replace(FORWARD, running=False, grouped=True)
     assert kernel_of(grouped) == kernel_of(FORWARD)
     assert '{"group_norm forward bfloat16 relu",' in generate([grouped], 90)
+    rows = replace(grouped, by_row=True)
+    assert kernel_of(rows) == "relay_wgrad_norm_forward_bfloat16_relu_rows"
+    assert '{"layer_norm forward bfloat16 relu",' in generate([rows], 90)
+    assert not check(replace(rows, grouped=False))
+    assert not check(replace(rows, residual=True))
     assert kernels_of("int main() {}") == []
 
 
@@ -117,6 +124,16 @@ def test_the_workspace_is_that_of_the_kernels() -> None:
     assert workspace_bytes(64, "float16") == 3 * 4 * 256 * 2 * 256
     assert workspace_bytes(1 << 20, "float64") == 3 * 8 * (1 << 20)
     assert workspace_bytes(300, "float16", images=1000) == 3 * 4 * 256 * 2 * 1000
+    assert "kNormRowBlocks = 4, kNormRowSums = 2;" in text
+    assert workspace_bytes(300, "float16", images=1000, by_row=True) == 4 * 256 * 2 * 4 * 300
+
+
+def test_rows_of_the_longest_layers_have_kernels() -> None:
+    """What is raised has kernels, and Python's bound is theirs."""
+    text = NORMS.template("norm_rows.h")
+    assert "constexpr int kRowPacks = 4;" in text
+    assert longest_row("float16") == 256 * 4 * 8
+    assert all(longest_row(dtype) >= LONGEST_ROW for dtype in DTYPES)
 
 
 @pytest.fixture(scope="module")

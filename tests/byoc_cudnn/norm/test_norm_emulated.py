@@ -277,3 +277,53 @@ def test_what_is_not_finite_stays_in_its_group(folder: Path, value: float) -> No
         assert not bad.any(), name
     assert np.isfinite(t["mean"]).sum() == 5
     assert np.isnan(t["dgamma"]).tolist() == [c // 4 == 1 for c in range(12)]
+
+
+# ---- rows, whose statistics are their own --------------------------------------------------------
+
+BY_ROW = [  # dtype, rows, channels, activation
+    ("float16", 66, 80, ""),  # threads of a warp have several rows
+    ("bfloat16", 21, 320, ""),
+    ("float32", 9, 13, ""),  # not whole packs
+    ("float64", 6, 10, "gelu"),
+    ("bfloat16", 35, 24, "gelu"),
+    ("float32", 18, 772, "relu"),  # several warps have a row, and blocks several turns
+    ("float16", 34, 2500, ""),  # both, and no whole packs
+    ("float32", 1, 4, "silu"),
+]
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize(("dtype", "rows", "channels", "activation"), BY_ROW)
+def test_rows(folder: Path, dtype: str, rows: int, channels: int, activation: str) -> None:
+    how: Any = {"grouped": True, "by_row": True}
+    calls = [NormCall("f", d, dtype, activation, **how) for d in ("forward", "backward")]
+    t = Tensors((rows, 1, channels), dtype, groups=1)
+    for call in calls:
+        assert check(call), check(call).reason
+        cuda_emulated.norm(folder, call, t.ready(call), True)
+    want = by_torch(t, 1, activation, False)
+    scale = np.linalg.norm(t["dy"].astype("float64")) * float(want["rstd"].max())
+    for name in (n for call in calls for n in call.results):
+        limit = ROWS[dtype] if t[name].shape == t.shape else SUMS[dtype]
+        got = t[name].astype("float64")
+        error = np.linalg.norm(got - want[name].reshape(got.shape))
+        rounding = SUMS[dtype] * scale  # of what dx is a difference of
+        assert error <= 2 * limit * np.linalg.norm(want[name]) + rounding, (name, error)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_stays_in_its_row(folder: Path, value: float) -> None:
+    t = Tensors((9, 1, 12), "float32", groups=1)
+    for direction in ("forward", "backward"):
+        call = NormCall("f", direction, "float32", grouped=True, by_row=True)
+        t.ready(call)
+        t["x"][4, 0, 5] = value
+        cuda_emulated.norm(folder, call, t, True)
+    for name in ("y", "dx"):
+        bad = ~np.isfinite(t[name][:, 0])
+        assert bad[4].all(), name
+        assert bad.sum() == 12, name
+    assert np.isfinite(t["mean"]).sum() == 8
+    assert np.isnan(t["dgamma"]).all()
+    assert np.isfinite(t["dbeta"]).all()

@@ -25,8 +25,9 @@ int main() {
   };
   const size_t n = static_cast<size_t>(rows) * channels, c = channels;
   RelayWgradNormCall call{};
-  const int groups = %d;  // of an image's channels; 0: a batch
-  call.images = groups ? 2 : 1, call.rows = rows / call.images;
+  const int given = %d, groups = given < 0 ? 1 : given;  // of an image's channels; 0: a batch
+  call.images = given < 0 ? 24 : given ? 2 : 1;  // < 0: of rows
+  call.rows = given < 0 ? 1 : rows / call.images;
   call.channels = channels, call.groups = groups ? groups : channels;
   call.epsilon = 1e-5, call.momentum = 0.1, call.alpha = 0.1;
   if (groups) call.running_mean = call.running_var = nullptr;
@@ -92,6 +93,8 @@ def races(folder: Path, kernel: str, channels: int, groups: int = 0, without: st
         ("forward_float32_relu", 78, 2),
         ("backward_bfloat16_leaky_relu_residual_bits_summed", 72, 72),
         ("backward_float32_leaky_relu", 78, 2),
+        ("forward_float32_none_rows", 516, -1),  # two warps have a row
+        ("backward_float32_none_rows", 516, -1),
     ],
 )
 def test_there_are_none(tmp_path: Path, kernel: str, channels: int, groups: int) -> None:
@@ -100,13 +103,15 @@ def test_there_are_none(tmp_path: Path, kernel: str, channels: int, groups: int)
 
 @pytest.mark.longer
 @pytest.mark.parametrize(
-    ("kernel", "channels", "before"),
+    ("kernel", "channels", "groups", "before"),
     [
-        ("backward_float32_relu", 13, "write_sums<V>(sums, partial, shape);"),
-        ("forward_bfloat16_relu_residual_bits", 72, "const int parts = kMany / channels;"),
+        ("backward_float32_relu", 13, 0, "write_sums<V>(sums, partial, shape);"),
+        ("forward_bfloat16_relu_residual_bits", 72, 0, "const int parts = kMany / channels;"),
+        ("forward_float32_none_rows", 516, -1, "    sums[i] = 0;"),
+        ("backward_float32_none_rows", 516, -1, "    const int stride = z.width * V;"),
     ],
 )
 def test_a_barrier_that_is_left_out_is_found(
-    tmp_path: Path, kernel: str, channels: int, before: str
+    tmp_path: Path, kernel: str, channels: int, groups: int, before: str
 ) -> None:
-    assert "data race" in races(tmp_path, kernel, channels, without=before)
+    assert "data race" in races(tmp_path, kernel, channels, groups, without=before)

@@ -135,6 +135,7 @@ def test_threads_read_neighbours() -> None:
     schedule = ChannelSum().apply(func, CUDA, False)
     text = schedule.mod.script()
     assert text.count('thread="threadIdx.x"') == 2
+    assert text.count('thread="threadIdx.y"') == 1  # over the parts
     assert text.count('thread="blockIdx.x"') == 2
     assert 'scope="local"' in text
 

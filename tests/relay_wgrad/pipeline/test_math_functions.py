@@ -15,7 +15,7 @@ from tvm_ffi import structural_map
 import legalize.cpu
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
-from relay_wgrad.pipeline.math_functions import right_function
+from relay_wgrad.pipeline.math_functions import beside_a_number, right_function
 from tests.support.built import built
 from tests.support.compiled import virtual_machine
 from tests.support.cuda_source import cuda_source
@@ -73,14 +73,20 @@ def _on_the_cpu(node: tvm.ir.Call) -> tvm.ir.Call:
     return tirx.call_pure_extern("float32", of[name], *node.args[1:]) if name in of else node
 
 
-@pytest.mark.parametrize("name", ["erf", "exp"])
+@pytest.mark.parametrize("name", ["erf", "exp", "sigmoid", "below", "twice below"])
 def test_approximations_are_far_within_a_half(name: str) -> None:
     """What CUDA's kernels of halves compute, in float32: a thousandth of what a bfloat16 rounds."""
     a = te.placeholder((4096,), "float32", name="a")
-    function = getattr(tirx, name)
-    quick = te.compute(
-        a.shape, lambda i: right_function(function(a(i)), "cuda", rounded=True), name="quick"
-    )
+
+    def element(i: Any) -> Any:
+        half, one = (tirx.const(v, "float32") for v in (0.5, 1.0))
+        if name == "below":
+            return beside_a_number(half + tirx.erf(a(i)) * half)
+        if name == "twice below":
+            return beside_a_number(one + tirx.erf(a(i)))
+        return right_function(getattr(tirx, name)(a(i)), "cuda", rounded=True)
+
+    quick = te.compute(a.shape, element, name="quick")
     kernel = te.create_prim_func([a, quick])
     kernel = kernel.with_body(structural_map(kernel.body, [(tvm.ir.Call, _on_the_cpu)]))
     rng = np.random.default_rng(0)
@@ -92,9 +98,14 @@ def test_approximations_are_far_within_a_half(name: str) -> None:
     out = tvm.runtime.tensor(got)
     tvm.compile(kernel, target="llvm")(tvm.runtime.tensor(x), out)
     got = out.numpy()
+    wide = torch.tensor(x).double()
+    if "below" in name:
+        want = (1 + torch.erf(wide)).numpy() * (1 if "twice" in name else 0.5)
+        np.testing.assert_allclose(got, want, rtol=0, atol=5e-7)
+        return
     with np.errstate(over="ignore"):
-        want = getattr(torch, name)(torch.tensor(x).double()).numpy().astype("float32")
-    np.testing.assert_allclose(got, want, rtol=2e-6)
+        want = getattr(torch, name)(wide).numpy().astype("float32")
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-37)  # of what float32 has no 1 over
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -101,7 +101,7 @@ def two_far(bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var) ->
 
 def many(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
     a = bb.emit(R.subtract(x, r))
-    return [v for i in range(9) for v in sums(R.multiply(a, R.const(float(i), "float32")))]
+    return [v for i in range(9) for v in sums(R.exp(R.multiply(a, R.const(i / 9, "float32"))))]
 
 
 def mask(bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var) -> list[relax.Expr]:

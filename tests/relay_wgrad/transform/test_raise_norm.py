@@ -222,3 +222,89 @@ def test_what_is_used_elsewhere_is_no_part_of_an_activation() -> None:
             out = [bb.emit_output(v) for v in (op.sum(y), share)]
         bb.emit_func_output(relax.Tuple(out))
     assert raise_batch_norm(bb.get())[1] == [RaisedNorm("z", groups=4)]
+
+
+# ---- rows: layer normalization over one axis -----------------------------------------------------
+
+
+class Layers(nn.Module):
+    """Layer normalization as networks write it: of channels last, first, and of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 5, 1)
+        self.inner, self.tokens = nn.LayerNorm(6, 1e-6), nn.LayerNorm(5)
+        self.weight, self.bias = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+        for norm in (self.inner, self.tokens):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        x = f.gelu(self.inner(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)) + x
+        c = x - x.mean(1, keepdim=True)
+        n = c / torch.sqrt((c * c).mean(1, keepdim=True) + 1e-6)
+        x = x + n * self.weight[:, None, None] + self.bias[:, None, None]
+        return self.tokens(self.last(x).flatten(2).transpose(1, 2)).mean(1)
+
+
+def test_layers_are_rows() -> None:
+    """The step of operators, channels first and last, is the step as it was written."""
+    torch.manual_seed(0)
+    graph = from_torch(Layers().double(), (torch.zeros(2, 2, 4, 3, dtype=torch.float64),))
+    raised, entries = raise_batch_norm(graph.module)
+    assert [(e.residual, e.groups) for e in entries] == [(False, 1)] * 3
+    found = [[int(n) for n in c.args[0].ty.shape.values] for c in calls(raised, GROUPED)]
+    assert found == [[24, 1, 6], [24, 1, 6], [24, 1, 5]]
+    here = step_module(graph, raise_norms=True)
+    last = converted(here, "NHWC")
+    adjoint = tvm.IRModule({"main": last[ADJOINT]})
+    assert len(calls(adjoint, f"{GROUPED}_backward")) == 3
+    values = [tvm.runtime.tensor(v) for v in graph.arguments(graph.random_batch(0))]
+    want, *others = (
+        [t.numpy() for part in virtual_machine(mod, FAST)[ADJOINT](*values) for t in part]
+        for mod in (step_module(graph), here, last)
+    )
+    for got in others:
+        for a, b in zip(got, want, strict=True):
+            assert np.linalg.norm(a - b) < 1e-10 * max(np.linalg.norm(b), 1)
+
+
+def test_layers_in_half_follow_what_they_normalize() -> None:
+    """Of a convolution it is half, of a sum float32."""
+    graph = from_torch(Layers(), (torch.zeros(2, 2, 4, 3),))
+    step = tvm.IRModule({"main": step_module(graph, dtype="bfloat16", raise_norms=True)[ADJOINT]})
+    found = [str(c.args[0].ty.dtype) for c in calls(step, GROUPED)]
+    assert found == ["bfloat16", "float32", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "vector", "raised"),
+    [
+        ((2, 5, 6), 2, (6,), 1),
+        ((2, 5, 6), 1, (5, 1), 1),
+        ((2, 5, 6), 2, (5, 1), 0),  # an image's over its pixels, with a number for each channel
+        ((2, 5, 6), 2, (), 0),
+        ((2, 3, 2049), 2, (2049,), 0),  # no kernel has a row so long
+        ((2, 3, 2048), 2, (2048,), 1),
+    ],
+)
+def test_which_rows_are_taken(
+    shape: tuple[int, ...], axis: int, vector: tuple[int, ...], raised: int
+) -> None:
+    bb = relax.BlockBuilder()
+    x, gamma = tensor("x", shape), tensor("gamma", (max(vector, default=1),))
+    with bb.function("main", [x, gamma]):
+        with bb.dataflow():
+            m = bb.emit(op.mean(x, [axis], keepdims=True))
+            c = bb.emit(op.subtract(x, m))
+            v = bb.emit(op.mean(op.multiply(c, c), [axis], keepdims=True))
+            n = bb.emit(op.divide(c, op.sqrt(op.add(v, relax.const(1e-5)))))
+            if vector:
+                lifted = gamma if len(vector) == 1 else bb.emit(op.reshape(gamma, vector))
+                n = bb.emit(op.multiply(n, lifted))
+            out = bb.emit_output(op.sum(op.multiply(n, n)))
+        bb.emit_func_output(out)
+    mod, entries = raise_batch_norm(bb.get())
+    assert len(entries) == raised
+    relax.analysis.well_formed(mod)
