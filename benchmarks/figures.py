@@ -136,10 +136,12 @@ def of_batch(rows: Iterable[Row], batch: int = 128) -> list[Row]:
 
 
 def of_instances(rows: Iterable[Row]) -> dict[str, float]:
-    """Of the U-Net with InstanceNorm, beside the faster memory order of torch.compile."""
-    (row,) = (row for row in rows if row["model"] == "unet3d_instance")
-    memory = {side: found["memory"] for side, found in row["sides"].items()}
-    return {"ratio": row["ratio"], "memory": memory["ours"] / memory["compile"]}
+    """Of the U-Net with InstanceNorm, beside the faster memory order of torch.compile; of float32
+    with tf32 beside the one that was measured."""
+    found = {row["dtype"]: row for row in rows if row["model"] == "unet3d_instance"}
+    memory = {side: values["memory"] for side, values in found["bf16"]["sides"].items()}
+    return {"ratio": found["bf16"]["ratio"], "memory": memory["ours"] / memory["compile"],
+            "tf32": found["tf32"]["ratio"]}  # fmt: skip
 
 
 def partial(rows: list[Row]) -> list[Row]:
@@ -252,7 +254,8 @@ FIGURES = (
     Figure(
         "gpu_volumes_h200",
         "a step of nnU-Net's U-Net, batch {batch} of 128³, bfloat16, beside torch.compile",
-        "{gpu}, PyTorch {torch}, {date}", "time ratio {ratio:.2f}, memory {memory:.2f}",
+        "{gpu}, PyTorch {torch}, {date}",
+        "time ratio {ratio:.2f}, memory {memory:.2f}; with tf32 time ratio {tf32:.2f}",
         of_instances,
     ),
     Figure(
@@ -314,9 +317,9 @@ SHEETS = (
     ),
     Sheet(
         "A step of volumes on a GPU", "gpu_volumes_h200",
-        "Forward and backward, batch {batch} of 128³ voxels, bfloat16: ms, in brackets MiB of the"
-        " device. {gpu}, PyTorch {torch}, {date}; `gpu_volumes_h200.json`.",
-        (("network", lambda row: VOLUMES[row["model"]]),
+        "Forward and backward, batch {batch} of 128³ voxels: ms, in brackets MiB of the device."
+        " {gpu}, PyTorch {torch}, {date}; `gpu_volumes_h200.json`.",
+        (("network", lambda row: f"{VOLUMES[row['model']]}, {row['dtype']}"),
          *((f"{name}, ms (MiB)", ms_and_mib(side)) for side, name in (
              ("ours", "whole step"), ("backend", "`torch.compile`, ours"),
              ("compile", "torch.compile, channels last"), ("contiguous", "channels first"),
