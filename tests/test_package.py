@@ -162,7 +162,8 @@ def test_constraints_pin_all_that_is_tested() -> None:
 
 
 def test_the_notebooks_extra_is_what_they_import() -> None:
-    """Beside the package's own requirements; tests and PyTorch are said in notebooks/README.md."""
+    """Beside the package's own requirements; tests, examples and PyTorch are said in
+    notebooks/README.md."""
     imported = set()
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text())["cells"]
@@ -173,6 +174,7 @@ def test_the_notebooks_extra_is_what_they_import() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.partition(".")[0])
     ours = {"relay_wgrad", "legalize", "byoc_cudnn", "tests", "torch"}
+    ours |= {path.stem for path in (ROOT / "examples").glob("*.py")}
     brought = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm", "sklearn": "scikit-learn"}
     lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["notebooks"]]
     offered = {Requirement(line).name for line in lines}

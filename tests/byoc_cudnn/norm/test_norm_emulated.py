@@ -294,6 +294,7 @@ BY_ROW = [  # dtype, rows, channels, activation
 
 
 @pytest.mark.share(3)
+@pytest.mark.longer_cases("float16-34-2500", why="a thread of the CPU for each of many blocks'")
 @pytest.mark.parametrize(("dtype", "rows", "channels", "activation"), BY_ROW)
 def test_rows(folder: Path, dtype: str, rows: int, channels: int, activation: str) -> None:
     how: Any = {"grouped": True, "by_row": True}

@@ -102,7 +102,7 @@ def test_row(row: str) -> None:
     assert inner.attrs[ROW] == row
     assert ConvProblem.parse(inner.attrs[PROBLEM]).repro() == entry.problem
     assert json.loads(inner.attrs[OPTIONS]) == {
-        "allow_tf32": True, "benchmark": False, "deterministic": False,
+        "allow_tf32": True, "benchmark": False, "deterministic": False, "scaled_half": True,
         "workspace_limit": None,
     }  # fmt: skip
     ((symbol, outer),) = regions(out).items()
@@ -137,9 +137,10 @@ def test_patterns_serve_the_stock_pass(row: str) -> None:
 def test_the_module_afterwards() -> None:
     body, shapes, _ = ROWS["fprop_bias_relu"]
     out, _ = byoc_cudnn.partition(module(shapes, body), cudnn={"deterministic": True})
-    options = json.dumps(
-        {"allow_tf32": True, "benchmark": False, "deterministic": True, "workspace_limit": None}
-    )
+    options = json.dumps({
+        "allow_tf32": True, "benchmark": False, "deterministic": True, "scaled_half": True,
+        "workspace_limit": None,
+    })  # fmt: skip
     problem = (
         "fprop n=2 c=3 h=8 w=8 k=4 r=3 s=3 stride=1,1 pad=0,0,0,0 dil=1,1 groups=1"
         " layout=NCHW/OIHW/NCHW dtype=f32/f32/f32"

@@ -31,9 +31,11 @@ WGRAD = ConvProblem.parse(f"wgrad n=8 c=64 h=14 w=14 k=64 r=3 s=3 pad=1,1,1,1 {F
 VERSIONS = {"cutlass": "4.1 nvcc 13.0", "cudnn": "9.19.1", STOCK: "0.27"}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cutlass": {"allow_tf32": True, "deterministic": False, "arch": 80, "wgmma": False},
-    "cudnn": {"allow_tf32": True, "deterministic": False, "workspace_limit": None},
+    "cudnn": {
+        "allow_tf32": True, "deterministic": False, "scaled_half": True, "workspace_limit": None,
+    },
     STOCK: {},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

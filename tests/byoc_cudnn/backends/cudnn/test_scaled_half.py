@@ -48,6 +48,7 @@ def test_errors_are_those_of_tf32(kernel: Any) -> None:
         assert (errors(got.astype(np.float64), want) <= bound).all(), (name, bound)
 
 
+@pytest.mark.longer_cases("13-8-2056", why="a thread of the CPU for each of many blocks'")
 @pytest.mark.parametrize(
     ("rows", "c", "k", "blocks"),
     [(1, 8, 8, 1), (13, 8, 2056, 2), (130, 40, 24, 5)],
