@@ -56,7 +56,6 @@ def wrong(funcs: list[tirx.PrimFunc], given: list[ConvProblem]) -> list[str]:
     return [f"{p}: {e:.2g}" for p, e in zip(given, errors, strict=True) if not e <= 1]
 
 
-@pytest.mark.share(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels(kind: ConvKind) -> None:
     given = problems(kind, 6, 3)
