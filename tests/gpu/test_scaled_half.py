@@ -23,7 +23,7 @@ from tests.support.gpu.cudnn_runner import (
     to_numpy,
 )
 from tests.support.problems import random_operands, random_problem, relative_error, torch_reference
-from tests.support.scaled_half import cases, errors
+from tests.support.scaled_half import cases, errors, expect_specials, specials
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered", "poisoned_workspaces")]
 
@@ -138,20 +138,11 @@ def test_ranges(always: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_special_values(always: Any) -> None:
     """NaN and infinity reach the results of their channels, and those alone."""
-    rng = np.random.default_rng(SEED)
-    x, y = (rng.standard_normal((640, 64)).astype(np.float32) for _ in range(2))
-    x *= np.float32(1e20)
-    y *= np.float32(1e-22)
-    x[3, 1], x[5, 2], y[9, 4], y[:, 6] = np.nan, np.inf, -np.inf, 0
-    with np.errstate(invalid="ignore"):
-        want = y.astype(np.float64).T @ x.astype(np.float64)
+    x, y, want = specials(np.random.default_rng(SEED), 640, 64)
     region = next(r for r in always[0] if r.problem == SPECIAL)
     got = to_numpy(run(always[1], region, y, x)).reshape(want.shape)
     assert f"w={SPECIAL.w} " in "".join(line for line in plans(always[1]) if SCALED in line)
-    assert np.array_equal(np.isnan(got), np.isnan(want))
-    assert np.array_equal(np.isinf(got), np.isinf(want))
-    there = np.isfinite(want)
-    assert np.linalg.norm(got[there] - want[there]) < 2e-3 * np.linalg.norm(want[there])
+    expect_specials(got, want)
 
 
 def test_ieee_float32_stays(always: Any) -> None:

@@ -63,6 +63,24 @@ def errors(got: Array, want: Array) -> Array:
     return np.array(out)
 
 
+def specials(rng: np.random.Generator, rows: int, channels: int) -> tuple[Array, Array, Array]:
+    """(x, y, what y^T x is in float64) with NaN, infinities and zeros in columns of their own."""
+    x, y = (rng.standard_normal((rows, channels)).astype(np.float32) for _ in range(2))
+    x *= np.float32(1e20)
+    y *= np.float32(1e-22)
+    x[3, 1], x[5, 2], y[9, 4], y[:, 6] = np.nan, np.inf, -np.inf, 0
+    with np.errstate(invalid="ignore"):
+        return x, y, y.astype(np.float64).T @ x.astype(np.float64)
+
+
+def expect_specials(got: Array, want: Array) -> None:
+    """NaN and infinity where float64 has them, and the rest as near as float16 is."""
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    assert np.array_equal(np.isinf(got), np.isinf(want))
+    there = np.isfinite(want)
+    assert np.linalg.norm(got[there] - want[there]) < 2e-3 * np.linalg.norm(want[there])
+
+
 class _Side(ctypes.Structure):
     _fields_ = (
         *((n, ctypes.c_void_p) for n in ("from_", "to", "squares", "exponent")),

@@ -19,7 +19,15 @@ from byoc_cudnn.codegen.linked import kernels_of
 from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvProblem
 from tests.support.cuda_emulated import aligned
-from tests.support.scaled_half import cases, errors, on_cpu, scaled, tf32
+from tests.support.scaled_half import (
+    cases,
+    errors,
+    expect_specials,
+    on_cpu,
+    scaled,
+    specials,
+    tf32,
+)
 
 LINE = "wgrad n=2 c=32 d=8 h=8 w=8 k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1 layout=NDHWC/ODHWI/NDHWC"
 
@@ -102,19 +110,10 @@ def test_groups_and_taps(kernel: Any) -> None:
 
 def test_special_values(kernel: Any) -> None:
     """NaN and infinity reach the results of their channels, and those alone."""
-    rng = np.random.default_rng(8)
-    x, y = (rng.standard_normal((64, 8)).astype(np.float32) for _ in range(2))
-    x *= np.float32(1e20)
-    y *= np.float32(1e-22)
-    x[3, 1], x[5, 2], y[9, 4], y[:, 6] = np.nan, np.inf, -np.inf, 0
-    with np.errstate(invalid="ignore"):
-        want = y.astype(np.float64).T @ x.astype(np.float64)
+    x, y, want = specials(np.random.default_rng(8), 64, 8)
     got = scaled(kernel, aligned(x), aligned(y), 1, 1, product)[:, 0]
-    assert np.array_equal(np.isnan(got), np.isnan(want))
-    assert np.array_equal(np.isinf(got), np.isinf(want))
+    expect_specials(got, want)
     assert np.array_equal(np.sign(got[np.isinf(got)]), np.sign(want[np.isinf(want)]))
-    there = np.isfinite(want)
-    assert np.linalg.norm(got[there] - want[there]) < 2e-3 * np.linalg.norm(want[there])
 
 
 @pytest.mark.parametrize(
