@@ -80,6 +80,19 @@ def test_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < row["rounding"] < 1e-9
 
 
+@pytest.mark.longer("compiles both passes of a network")
+@pytest.mark.usefixtures("registered", "small")
+def test_check_of_what_torch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    row: dict[str, Any] = {}
+    networks.check_compiled("ours/small", row.update)
+    assert (row["breaks"], row["left"], row["graphs"]) == ({}, [], 2)
+    assert row["offloaded"] == row["convolutions"] == 2
+    assert 0 < row["worst"] < 1e-9
+    monkeypatch.setattr(networks, "BOUND", 1e-20)
+    with pytest.raises(ValueError, match=r"of network\.\w+.* away; PyTorch's own goes"):
+        networks.check_compiled("ours/small", row.update)
+
+
 def test_names() -> None:
     names = network_zoo.timm_names()
     assert len(set(names)) == len(names) >= 200
