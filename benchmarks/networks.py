@@ -425,7 +425,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     total = sum(row.get("convolutions", 0) for row in rows)
     if total:
         gone = sum(row.get("offloaded", 0) for row in rows)
-        yield f"{gone} of {total} convolutions go to a library"
+        yield f"{gone} of {total} convolutions are taken"
 
 
 BENCHMARK = Benchmark(

@@ -122,7 +122,7 @@ def test_rows_are_kept(
     assert asked == NAMES
     said = capsys.readouterr().out
     assert "3 of 3 rows, 1 failed" in said
-    assert "6 of 6 convolutions go to a library" in said
+    assert "6 of 6 convolutions are taken" in said
     broken.clear()
     assert main([*given, "--resume", "--mode", "check"]) == 0
     rows = json.loads(path.read_text())["rows"]
