@@ -31,6 +31,7 @@ _ACTIVATIONS = {
 _NAME = re.compile(
     rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_"
     rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second|_rows)?(_bits)?(_summed)?"
+    r"(_grouped)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
 
@@ -57,6 +58,7 @@ def kernel_of(call: NormCall) -> str:
     if call.second or call.by_row:
         residual = "_second" if call.second else "_rows"
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
+    more += "_grouped" * (call.grouped and not call.by_row)
     if call.pooled:
         r, s, down, across = call.pooled[:4]
         more += f"_pooled_{r}x{s}_{down}x{across}"
@@ -67,7 +69,7 @@ def _body(name: str) -> str:
     found = _NAME.fullmatch(name)
     if not found:
         raise ValueError(f"{name!r} is no kernel of a normalization")
-    direction, dtype, activation, residual, bits, summed, *windows = found.groups()
+    direction, dtype, activation, residual, bits, summed, grouped, *windows = found.groups()
     act = _ACTIVATIONS["" if activation == "none" else activation]
     function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
     if residual == "_rows":
@@ -84,6 +86,8 @@ def _body(name: str) -> str:
         if residual:
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
+    if residual != "_second" and not windows[0]:
+        last += f", {str(bool(grouped)).lower()}"
     parts = ["device", "together", "forward", "backward", "two"]
     if windows[0]:
         parts[-1] = "pooled"
