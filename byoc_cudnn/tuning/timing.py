@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.operands import poisoned
@@ -50,7 +51,16 @@ class Candidate:
 
 
 def time_all(task: Task, timer: Any, device: tvm.runtime.Device) -> None:
-    """Fills in the candidates' times; those that fail or disagree keep an infinite one."""
+    """Fills in the candidates' times; those that fail or disagree keep an infinite one.
+
+    Candidates run on the default stream, for which copies and `sync` wait: the calling thread's own
+    may be another (PyTorch's, or one that a program of XLA's left), whose kernels neither sees.
+    """
+    with tvm_ffi.use_raw_stream(device, 0):
+        _time_all(task, timer, device)
+
+
+def _time_all(task: Task, timer: Any, device: tvm.runtime.Device) -> None:
     problem = task.region.problem
     cache = int(device.l2_cache_size_bytes or (64 << 20))
     wanted = max(1, min(16, math.ceil(_CACHES * cache / problem.bytes)))

@@ -171,12 +171,10 @@ def _cuda(problem: ConvProblem, options: Options) -> tuple[tvm_ffi.Function, boo
     )
     base = single_convolution.Base(cudnn.NAME, asdict(made), convolution(problem, made))
     device = tvm.cuda(0)
+    chosen = single_convolution.choose(problem, base, _compared(options), 0)
+    # Its plan is found, and its workspace made, before a program runs.
+    tensors = [tvm.runtime.empty(problem.shape(r), problem.dtype(r), device) for r in problem.roles]
     with tvm_ffi.use_raw_stream(device, 0):  # the one that `sync` waits for, whoever set another
-        chosen = single_convolution.choose(problem, base, _compared(options), 0)
-        # Its plan is found, and its workspace made, before a program runs.
-        tensors = [
-            tvm.runtime.empty(problem.shape(r), problem.dtype(r), device) for r in problem.roles
-        ]
         chosen.call(*tensors)
         device.sync()
     return tvm_ffi.convert(chosen.call), _may_be_recorded(chosen.call, tensors, device)
