@@ -1,7 +1,7 @@
 """A traced function of JAX with this package's convolutions in the places of `lax`'s.
 
-Loops, branches and functions within are rewritten with it.  What stays: the derivative rules of
-`custom_jvp` and `custom_vjp`, and bodies of `shard_map`, which only JAX can trace.
+Loops, branches, functions within and bodies of `shard_map` are rewritten with it.  What stays: the
+derivative rules of `custom_jvp` and `custom_vjp`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from .family import of_equation
 from .records import told
 
 _CONVOLUTION = "conv_general_dilated"
-_UNTRACED = ("shard_map",)
+_MAPPED = "shard_map"
+_MAPPED_BY = {
+    "mesh": "mesh", "in_specs": "in_specs", "out_specs": "out_specs", "check_vma": "check_vma",
+    "axis_names": "newly_manual_axes",
+}  # fmt: skip
+"""Arguments of `jax.shard_map` -> parameters of its equation."""
 
 
 def replaced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +69,8 @@ def evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], known: Sequence[bool
         if eqn.primitive.name == _CONVOLUTION:
             lhs, rhs = given
             made = of_equation(lhs, rhs, eqn.outvars[0].aval, eqn.params, are_known)
+        elif eqn.primitive.name == _MAPPED and _has_convolution(eqn.params["jaxpr"]):
+            made = _mapped(eqn.params, given, are_known)
         if made is None:
             bound = eqn.primitive.get_bind_params(_params(eqn, are_known))
             functions, params = bound if isinstance(bound, tuple) else ((), bound)  # older JAX
@@ -75,12 +82,27 @@ def evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], known: Sequence[bool
 
 def _params(eqn: Any, known: Sequence[bool]) -> dict[str, Any]:
     """An equation's parameters, with the programs among them rewritten."""
-    if not any(map(_has_convolution, _programs(eqn.params))):
-        return dict(eqn.params)
-    if eqn.primitive.name in _UNTRACED:
-        told("", f"within {eqn.primitive.name}")
+    if eqn.primitive.name == _MAPPED or not any(map(_has_convolution, _programs(eqn.params))):
         return dict(eqn.params)
     return {name: _rewritten(value, known) for name, value in eqn.params.items()}
+
+
+def _mapped(
+    params: dict[str, Any], given: Sequence[Any], known: Sequence[bool]
+) -> Sequence[Any] | None:
+    """`shard_map` of the body rewritten, which only it can trace."""
+    if missing := {*_MAPPED_BY.values()} - {*params}:
+        told("", f"within shard_map, of which this JAX does not say {', '.join(sorted(missing))}")
+        return None
+    body = params["jaxpr"]
+    closed = body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
+    arguments = {name: params[parameter] for name, parameter in _MAPPED_BY.items()}
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        return tuple(evaluate(closed, args, known))
+
+    made: Sequence[Any] = jax.shard_map(run, **arguments)(*given)
+    return made
 
 
 def _rewritten(value: Any, known: Sequence[bool]) -> Any:

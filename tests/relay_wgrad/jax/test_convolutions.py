@@ -75,7 +75,7 @@ def test_what_is_no_array_stays_as_it_is() -> None:
     assert rj.optimize(f).__name__ == "f"
 
 
-def test_derivative_rules_of_the_user_stay_and_shard_map_is_told() -> None:
+def test_derivative_rules_of_the_user_stay() -> None:
     @jax.custom_vjp
     def twice(x: Any, w: Any) -> Any:
         return 2 * lax.conv(x, w, (1, 1), "SAME")
@@ -87,15 +87,6 @@ def test_derivative_rules_of_the_user_stay_and_shard_map_is_told() -> None:
     f = rj.optimize(twice)
     assert error(f(X, W), twice(X, W)) < 1e-12
     assert float(jax.grad(lambda x: f(x, W).sum())(X)[0, 0, 0, 0]) == twice(X, W).size
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("b",))
-    spec = jax.sharding.PartitionSpec("b")
-    mapped = jax.shard_map(
-        lambda x: lax.conv(x, jnp.asarray(W), (1, 1), "SAME"), mesh=mesh, in_specs=spec,
-        out_specs=spec,
-    )  # fmt: skip
-    with rj.recorded() as records:
-        assert error(rj.optimize(mapped)(X), mapped(X)) < 1e-12
-    assert records == [rj.Record("", "within shard_map")]
 
 
 def test_mutable_references() -> None:
@@ -308,6 +299,23 @@ mapped = jax.shard_map(
     out_specs=P(),
 )
 near(jax.jit(jax.grad(mapped, (0, 1)))(xs, ws), want)
+
+# Of `lax`'s the bodies are rewritten, of the function and of its gradient.
+plain = jax.shard_map(
+    lambda x, w: lax.psum(loss(lax.conv)(x, w), "b"), mesh=mesh, in_specs=(P("b"), P()),
+    out_specs=P(),
+)
+for function, count in (
+    (jax.grad(rj.optimize(plain), (0, 1)), 1), (rj.optimize(jax.grad(plain, (0, 1))), 3),
+    (rj.optimize(jax.jit(jax.grad(plain, (0, 1)))), 3),
+):
+    with rj.recorded() as records:
+        near(jax.jit(function)(xs, ws), want)
+    assert [record.reason for record in records] == [""] * count, records
+    assert all("n=2 " in record.problem for record in records), records
+whole = jax.shard_map(lambda x, w: lax.conv(x, w, (1, 1), "SAME"), mesh=mesh,
+                      in_specs=(P("b"), P()), out_specs=P("b"), check_vma=False)
+near(rj.optimize(whole)(xs, ws), lax.conv(x, w, (1, 1), "SAME"))
 """
 _SHARED_STEPS = """
 @jax.checkpoint
