@@ -10,7 +10,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
@@ -146,6 +146,23 @@ def kernels(
             for other in _others(problem, backends, arch)
             for pins in _pins(record, problem, other)
         ]
+
+
+def prefetch(
+    problems: Iterable[ConvProblem], backends: Mapping[str, Mapping[str, Any]], device: int
+) -> int:
+    """Builds the `kernels` of problems, all at once and as many beside each other as there are
+    cores; how many."""
+    jobs = [
+        job for problem in dict.fromkeys(problems) for job in kernels(problem, backends, device)
+    ]
+    # Many problems have a kernel in common: of each kernel one job first, which builds it.
+    firsts = dict(reversed(jobs))
+    others = [job for kernel, job in jobs if firsts[kernel] is not job]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        made = list(pool.map(lambda job: job(), firsts.values()))
+        made += pool.map(lambda job: job(), others)
+    return sum(call is not None for call in made)
 
 
 def _pins(record: Record, problem: ConvProblem, other: _Other) -> Sequence[Mapping[str, Any]]:

@@ -150,6 +150,14 @@ def test_what_would_be_built(device: Device) -> None:
     assert single_convolution.kernels(DENSE, DIRECT, 0) == []
 
 
+def test_kernels_are_built_ahead(device: Device) -> None:
+    problems = [PROBLEM, PROBLEM, DENSE, replace(PROBLEM, n=4)]
+    assert single_convolution.prefetch(problems, DIRECT, 0) == 6
+    count = len({*device.built})
+    assert len({*device.built[:count]}) == count < 6  # each by one thread, before any again
+    assert single_convolution.prefetch([DENSE], DIRECT, 0) == 0
+
+
 def test_a_full_disk_leaves_a_backend_out(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
