@@ -62,13 +62,21 @@ def evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], known: Sequence[bool
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, core.Literal) else values[atom]
 
+    spread: dict[Any, tuple[Any, bool, Any]] = {}  # what has zeros between: of what, and how
     for eqn in jaxpr.eqns:
         given = [read(atom) for atom in eqn.invars]
         are_known = [not isinstance(x, core.Literal) and x in arguments for x in eqn.invars]
         made = None
         if eqn.primitive.name == _CONVOLUTION:
             lhs, rhs = given
-            made = of_equation(lhs, rhs, eqn.outvars[0].aval, eqn.params, are_known)
+            params, known_here = eqn.params, are_known
+            if not isinstance(eqn.invars[0], core.Literal) and eqn.invars[0] in spread:
+                source, is_known, config = spread[eqn.invars[0]]
+                if (wider := _dilated(eqn.params, config)) is not None:
+                    lhs, params, known_here = source, wider, [is_known, are_known[1]]
+            made = of_equation(lhs, rhs, eqn.outvars[0].aval, params, known_here)
+        elif eqn.primitive.name == "pad" and _is_zero(given[1]):
+            spread[eqn.outvars[0]] = given[0], are_known[0], eqn.params["padding_config"]
         elif eqn.primitive.name == _MAPPED and _has_convolution(eqn.params["jaxpr"]):
             made = _mapped(eqn.params, given, are_known)
         if made is None:
@@ -78,6 +86,27 @@ def evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], known: Sequence[bool
         results = made if eqn.primitive.multiple_results else [made]
         values |= dict(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _is_zero(x: Any) -> bool:
+    return not isinstance(x, jax.core.Tracer) and not np.any(np.asarray(x))
+
+
+def _dilated(params: dict[str, Any], config: Any) -> dict[str, Any] | None:
+    """A convolution's parameters where its lhs is what was padded with zeros, between pixels too:
+    how some write a transposed one.  None where that is no padding of its own."""
+    batch, features, *places = params["dimension_numbers"].lhs_spec
+    pads = [config[place] for place in places]
+    if any(config[place] != (0, 0, 0) for place in (batch, features)):
+        return None
+    is_between = any(between for _, _, between in pads)
+    if not is_between or min(min(pad) for pad in pads) < 0 or {*params["lhs_dilation"]} != {1}:
+        return None
+    ends = zip(params["padding"], pads, strict=True)
+    return {
+        **params, "lhs_dilation": tuple(between + 1 for _, _, between in pads),
+        "padding": tuple((a + low, b + high) for (a, b), (low, high, _) in ends),
+    }  # fmt: skip
 
 
 def _params(eqn: Any, known: Sequence[bool]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,29 @@ def test_derivative_rules_of_the_user_stay() -> None:
     f = rj.optimize(twice)
     assert error(f(X, W), twice(X, W)) < 1e-12
     assert float(jax.grad(lambda x: f(x, W).sum())(X)[0, 0, 0, 0]) == twice(X, W).size
+
+
+def test_zeros_between_pixels_are_a_dilation() -> None:
+    """A transposed convolution that is written with `lax.pad`; not what pads with something else,
+    or cuts pixels."""
+
+    def f(x: Any, w: Any, value: Any = 0.0, low: int = 1, batch: int = 0) -> Any:
+        config = ((0, batch, 0), (0, 0, 0), (low, 0, 1), (0, 2, 2))
+        wide = lax.pad(x, jnp.asarray(value, x.dtype), config)
+        return lax.conv(wide, w, (1, 1), "SAME")
+
+    for options, kind in (
+        ({}, "dgrad"), ({"value": 1.0}, "fprop"), ({"low": -1}, "fprop"), ({"batch": 1}, "fprop"),
+    ):  # fmt: skip
+        g = partial(f, **options)
+        for function in (g, jax.grad(lambda x, w, g=g: jnp.sin(g(x, w)).sum(), (0, 1))):
+            with rj.recorded() as records:
+                got = rj.optimize(function)(X, W)
+            for one, two in zip(jax.tree.leaves(got), jax.tree.leaves(function(X, W)), strict=True):
+                assert error(one, two) < 1e-12
+            assert records[0].problem.partition(" ")[0] == kind, options
+    both = jax.vmap(rj.optimize(lambda x, w: f(x[None], w)), (0, None))(X, W)
+    assert error(both[:, 0], f(X, W)) < 1e-12
 
 
 def test_mutable_references() -> None:
