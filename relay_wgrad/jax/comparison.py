@@ -46,11 +46,10 @@ def lowered(problem: ConvProblem, function: Callable[..., Any], device: jax.Devi
 
 def _after(x: Any, made: Any) -> Any:
     """x, once something is made, on which one element of it depends: a copy of all would take as
-    long as many a kernel."""
-    places = (0,) * x.ndim
+    long as many a kernel.  What it was is not read, so that XLA can write it in place."""
     nothing = made[(0,) * made.ndim] * 0  # which XLA may not leave out: it may be NaN
-    one = (x[places] + nothing.astype(x.dtype)).reshape((1,) * x.ndim)
-    return lax.dynamic_update_slice(x, one, places)
+    one = (nothing.astype(x.dtype) + 0.5).astype(x.dtype).reshape((1,) * x.ndim)
+    return lax.dynamic_update_slice(x, one, (0,) * x.ndim)
 
 
 def _drawn(start: Any, problem: ConvProblem, role: str) -> Any:
