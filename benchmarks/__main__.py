@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "networks": "network_steps",
         "digits": "digits_curves",
         "host": "step_host",
+        "jax": "jax_inside",
     },
     "cpu": {
         "convolutions": "cpu_convolutions",
