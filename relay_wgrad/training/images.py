@@ -136,7 +136,9 @@ class ImageFolder:
             raise ValueError(f"decoder must be {' or '.join(_DECODERS)}, got {decoder!r}")
         self._threads = threads or shared_cores(usable_processors())
         self._ahead = max(_AHEAD, -(-_AHEAD * self._threads // self.size))
-        self._empty_again, self._coming = Recycled(), dict[int, _Coming]()
+        self._empty_again = Recycled()
+        self._coming, self._parts_coming = dict[int, _Coming](), dict[int, _Coming]()
+        self._last_part: int | None = None
         self.notes: list[str] = []  # what a user should know, one line each
         self._takes_jpegs = decoder == "auto" and self._can_take_jpegs()
         self._begin_threads()
@@ -168,9 +170,7 @@ class ImageFolder:
 
     def batch(self, step: int) -> dict[str, Array]:
         """The minibatch of a step, counted from 0."""
-        if self._process != os.getpid():  # a child of `fork` has none of the threads
-            self._coming.clear()
-            self._begin_threads()
+        self._stay_here()
         for ahead in range(step, step + 1 + self._ahead):
             if ahead not in self._coming:
                 chosen, epoch = order_of(self, ahead), ahead // self.batches
@@ -188,8 +188,25 @@ class ImageFolder:
 
     def part(self, index: int) -> tuple[dict[str, Array], int]:
         """(a batch of these, how many of its samples count): images as in evaluation."""
-        chosen, count = part_of(self, index)
-        return self._made(self._read_of(self._asked(chosen)), chosen, index), count
+        self._stay_here()
+        # The next one will be as far from this as this from the last.
+        last, self._last_part = self._last_part, index
+        further = index - last if last is not None and last < index else self.shard[1]
+        for ahead in range(index, min(index + further + 1, self.parts), further):
+            if ahead not in self._parts_coming:
+                self._parts_coming[ahead] = self._asked(part_of(self, ahead)[0])
+        coming = self._parts_coming.pop(index)
+        for other in [other for other in self._parts_coming if other != index + further]:
+            self._dropped(self._parts_coming.pop(other))
+        images = self._read_of(coming)
+        return self._made(images, coming.chosen, index), part_of(self, index)[1]
+
+    def _stay_here(self) -> None:
+        """In a child of `fork`, which has none of the threads, begins anew."""
+        if self._process != os.getpid():
+            self._coming.clear()
+            self._parts_coming.clear()
+            self._begin_threads()
 
     def _asked(self, chosen: Sequence[int], epoch: int | None = None) -> _Coming:
         """Images that the threads are told to read; without an epoch as in evaluation."""

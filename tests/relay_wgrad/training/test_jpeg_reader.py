@@ -160,13 +160,18 @@ def test_a_batch_depends_on_seed_and_step_alone(graph: TrainingGraph, folder: Pa
         np.testing.assert_array_equal(
             np.concatenate(parts), np.concatenate([want[2 * step]["x"], want[2 * step + 1]["x"]])
         )
-    index, count = 0, 0
-    while index < first.parts:
-        batch, some = first.part(index)
-        pillows = ImageFolder(graph, folder, decoder="pillow").part(index)[0]
-        assert abs(batch["x"] - pillows["x"]).max() < 1.01 / 255 / 0.22
-        index, count = index + 1, count + some
-    assert count == first.samples
+
+
+def test_parts_are_the_same_in_any_order(graph: TrainingGraph, folder: Path) -> None:
+    """The next one is read before it is asked for, by guess; each sample is there once."""
+    data, pillows = ImageFolder(graph, folder), ImageFolder(graph, folder, decoder="pillow")
+    want = [pillows.part(index) for index in range(data.parts)]
+    assert sum(count for _, count in want) == data.samples
+    for index in (*range(data.parts), *range(1, data.parts, 3), 5, 5, 2, 0, data.parts - 1):
+        batch, count = data.part(index)
+        assert count == want[index][1]
+        assert abs(batch["x"] - want[index][0]["x"]).max() < 1.01 / 255 / 0.22
+        np.testing.assert_array_equal(batch["labels"], want[index][0]["labels"])
 
 
 def everything(data: ImageFolder) -> None:
@@ -185,12 +190,19 @@ def test_others_are_pillows(graph: TrainingGraph, tmp_path: Path) -> None:
     picture(rng, 50, 40).save(place / "after.jpg")
     after = place / "after.jpg"
     after.write_bytes(after.read_bytes() + b"more")
+    damaged = bytearray((place / "2.jpg").read_bytes())
+    damaged[-300:-200:7] = b"\xff\xd3" * 7 + b"\0"
+    (place / "2.jpg").write_bytes(damaged)
     both = [
         ImageFolder(graph, tmp_path, decoder=decoder, least=1) for decoder in ("auto", "pillow")
     ]
+    same = []
     for index in range(both[0].parts):
         found, pillows = (data.part(index)[0]["x"] for data in both)
         assert abs(found - pillows).max() < 1.01 / 255 / 0.22
+        same += (found == pillows).all((1, 2, 3)).tolist()[: both[0].samples - len(same)]
+    names = {path.stem for (path, _), is_same in zip(both[0].files, same, strict=True) if is_same}
+    assert names == {"2", "after", "four", "png"}
     whole = (place / "3.jpg").read_bytes()
     for content, message in (
         (whole[: len(whole) // 2], "is no image"),
