@@ -30,6 +30,7 @@ from .jpeg_reader import DRAWS, TRIES
 from .options import AUGMENT
 from .processes import shared_cores
 from .recycled import Recycled
+from .schedules import is_count
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """torchvision's, in any case."""
@@ -134,6 +135,8 @@ class ImageFolder:
         check_count(self, repr(os.fspath(folder)), least)
         if decoder not in _DECODERS:
             raise ValueError(f"decoder must be {' or '.join(_DECODERS)}, got {decoder!r}")
+        if threads is not None and not is_count(threads, 1):
+            raise ValueError(f"threads must be a number from 1 on, got {threads!r}")
         self._threads = threads or shared_cores(usable_processors())
         self._ahead = max(_AHEAD, -(-_AHEAD * self._threads // self.size))
         self._empty_again = Recycled()

@@ -53,10 +53,9 @@ class Recycled:
 
 def memory_of(array: Array) -> Memory | None:
     """That of a whole array of `Recycled`'s; None of another, or of a part."""
-    base = array.base
+    base: Any = array.base
     while isinstance(base, np.ndarray):
         base = base.base
     if not isinstance(base, _Lent) or not array.flags.c_contiguous:
         return None
-    is_whole = array.nbytes == base.memory.size
-    return base.memory if is_whole else None
+    return base.memory if array.nbytes == base.memory.size else None

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <tvm/ffi/tvm_ffi.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -177,9 +179,7 @@ Part part_of(Augment augment, const double* draws, int width, int height, int ro
 
 // ---- resizing ------------------------------------------------------------------------------------
 
-typedef float F4 __attribute__((vector_size(16)));
 typedef float F8 __attribute__((vector_size(32)));
-typedef int I4 __attribute__((vector_size(16)));
 typedef int I8 __attribute__((vector_size(32)));
 typedef int16_t S8 __attribute__((vector_size(16)));
 typedef uint8_t B8 __attribute__((vector_size(8)));
@@ -223,7 +223,8 @@ struct Axis {
 constexpr int kWide = 32;  // bytes of rows that are added up at a time
 constexpr int kGroup = 4;  // rows of which columns are added up at a time, by the same weights
 
-// made[j] = sum of weights[k] * rows[k * stride + j], of `count` j and up to kWide - 1 more.
+// made[i] = sum of weights[k] * rows[k * stride + i], of the pixels i of four bytes of `count` bytes and
+// up to kWide - 1 more.  In `made` stands a pixel of a group's next row behind each.
 CLONED void add_rows(const uint8_t* rows, size_t stride, const float* weights, int taps, int count,
                      float* made) {
   for (int j = 0; j < count; j += kWide) {
@@ -239,32 +240,43 @@ CLONED void add_rows(const uint8_t* rows, size_t stride, const float* weights, i
         sums[i] += weights[k] * __builtin_convertvector(levels, F8);
       }
     }
-    std::memcpy(made + j, sums, sizeof sums);
+    float pixels[kWide];
+    std::memcpy(pixels, sums, sizeof sums);
+#pragma GCC unroll 8
+    for (int i = 0; i < kWide / 4; ++i) {
+      std::memcpy(made + kGroup * (j + 4 * i), pixels + 4 * i, 16);
+    }
   }
 }
 
-// Of `count` rows, `stride` apart, of pixels of four floats a row each of three planes, as the table
-// says of 0 to 255.
-CLONED void add_columns(const float* rows, size_t stride, int count, const Axis& axis, bool flips,
+// Of `count` rows of a group a row each of three planes, as the table says of 0 to 255.
+CLONED void add_columns(const float* group, int count, const Axis& axis, bool flips,
                         const float* table, size_t plane, float* made) {
   const int across = (int)axis.at.size();
   for (int i = 0; i < across; ++i) {
-    const float* pixels = rows + 4 * (axis.at[i] - axis.first);
+    const float* pixels = group + 4 * kGroup * (axis.at[i] - axis.first);
     const float* weights = axis.weights.data() + (size_t)i * axis.most;
-    F4 sums[kGroup] = {};
+    F8 sums[kGroup / 2] = {};
     for (int k = 0; k < axis.taps[i]; ++k) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kGroup; ++r) {
-        F4 pixel;
-        std::memcpy(&pixel, pixels + r * stride + 4 * k, 16);
-        sums[r] += weights[k] * pixel;
+#pragma GCC unroll 2
+      for (int r = 0; r < kGroup / 2; ++r) {
+        F8 pair;
+        std::memcpy(&pair, pixels + 4 * kGroup * k + 8 * r, 32);
+        sums[r] += weights[k] * pair;
       }
+    }
+    int level[4 * kGroup];
+#pragma GCC unroll 2
+    for (int r = 0; r < kGroup / 2; ++r) {
+      I8 levels = __builtin_convertvector(sums[r] + 0.5f, I8);
+      std::memcpy(level + 8 * r, &levels, sizeof levels);
     }
     float* to = made + (flips ? across - 1 - i : i);
     for (int r = 0; r < count; ++r) {
-      I4 level = __builtin_convertvector(sums[r] + 0.5f, I4);
 #pragma GCC unroll 4
-      for (int c = 0; c < 3; ++c) to[c * plane + r * across] = table[256 * c + (level[c] & 255)];
+      for (int c = 0; c < 3; ++c) {
+        to[c * plane + r * across] = table[256 * c + (level[4 * r + c] & 255)];
+      }
     }
   }
 }
@@ -273,7 +285,7 @@ CLONED void add_columns(const float* rows, size_t stride, int count, const Axis&
 
 struct Scratch {  // of a thread
   std::vector<uint8_t> file, pixels;
-  std::vector<float> row;
+  std::vector<float> rows;
   Axis x, y;
 };
 
@@ -358,8 +370,8 @@ bool read_image(const Library& library, const char* path, Augment augment, const
   }
   const Axis &x = scratch->x, &y = scratch->y;
   const int across = 4 * (x.last - x.first);
-  const size_t line = (across + kWide - 1) / kWide * kWide;
-  if (scratch->row.size() < kGroup * line) scratch->row.resize(kGroup * line);
+  const size_t group = kGroup * (size_t)((across + kWide - 1) / kWide * kWide);
+  if (scratch->rows.size() < group) scratch->rows.resize(group);
   const bool flips = augment != kNone && draws[kDraws - 1] < 0.5;
   const size_t plane = (size_t)wanted.rows * wanted.columns;
   const uint8_t* pixels = scratch->pixels.data() + 4 * (x.first - left);
@@ -368,9 +380,9 @@ bool read_image(const Library& library, const char* path, Augment augment, const
     for (int r = 0; r < count; ++r) {
       add_rows(pixels + stride * (y.at[i + r] - y.first), stride,
                y.weights.data() + (size_t)(i + r) * y.most, y.taps[i + r], across,
-               scratch->row.data() + r * line);
+               scratch->rows.data() + 4 * r);
     }
-    add_columns(scratch->row.data(), line, count, x, flips, wanted.table.data(), plane,
+    add_columns(scratch->rows.data(), count, x, flips, wanted.table.data(), plane,
                 made + (size_t)i * wanted.columns);
   }
   return true;
@@ -392,7 +404,18 @@ struct Job {
 class Pool {
  public:
   Pool(Library library, Wanted wanted, int threads) : library_(library), wanted_(std::move(wanted)) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are Python's
+    for (int i = 0; i < threads; ++i) {
+      try {
+        threads_.emplace_back([this] { work(); });
+      } catch (const std::system_error&) {  // no more of them may be made
+        break;
+      }
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (threads_.empty()) TVM_FFI_THROW(RuntimeError) << "no thread could be made to read images";
   }
 
   ~Pool() {

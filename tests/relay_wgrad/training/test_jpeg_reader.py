@@ -217,6 +217,9 @@ def test_others_are_pillows(graph: TrainingGraph, tmp_path: Path) -> None:
         everything(both[0])
     with pytest.raises(ValueError, match=re.escape("decoder must be auto or pillow, got 'mine'")):
         ImageFolder(graph, tmp_path, decoder="mine", least=1)
+    for threads in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=f"threads must be a number from 1 on, got {threads}"):
+            ImageFolder(graph, tmp_path, least=1, threads=threads)  # type: ignore[arg-type]
 
 
 def many(path: Path, count: int, side: int) -> list[Path]:
