@@ -137,8 +137,8 @@ class ImageFolder:
             raise ValueError(f"decoder must be {' or '.join(_DECODERS)}, got {decoder!r}")
         if threads is not None and not is_count(threads, 1):
             raise ValueError(f"threads must be a number from 1 on, got {threads!r}")
-        self._threads = threads or shared_cores(usable_processors())
-        self._ahead = max(_AHEAD, -(-_AHEAD * self._threads // self.size))
+        self.threads = threads or shared_cores(usable_processors())
+        self._ahead = max(_AHEAD, -(-_AHEAD * self.threads // self.size))
         self._empty_again = Recycled()
         self._coming, self._parts_coming = dict[int, _Coming](), dict[int, _Coming]()
         self._last_part: int | None = None
@@ -158,13 +158,13 @@ class ImageFolder:
 
     def _begin_threads(self) -> None:
         self._process = os.getpid()
-        self._pool = ThreadPoolExecutor(self._threads, "relay_wgrad.images")
+        self._pool = ThreadPoolExecutor(self.threads, "relay_wgrad.images")
         self._reader: jpeg_reader.Reader | None = None
         if self._takes_jpegs:
             levels = np.arange(256, dtype="float32")[:, None, None] * np.ones(3, "float32")
             table = self._numbers(levels.transpose(2, 1, 0))[:, 0]
             size = self._input.shape[2], self._input.shape[3]
-            self._reader = jpeg_reader.Reader(size, table, self._threads)
+            self._reader = jpeg_reader.Reader(size, table, self.threads)
 
     @property
     def batches(self) -> int:

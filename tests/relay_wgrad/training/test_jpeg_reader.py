@@ -162,6 +162,16 @@ def test_a_batch_depends_on_seed_and_step_alone(graph: TrainingGraph, folder: Pa
         )
 
 
+def test_processes_of_a_machine_share_its_processors(
+    graph: TrainingGraph, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = len(os.sched_getaffinity(0))
+    for world in (1, 2, 1000):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world))
+        assert ImageFolder(graph, folder).threads == max(1, here // world)
+    assert ImageFolder(graph, folder, threads=3).threads == 3
+
+
 def test_parts_are_the_same_in_any_order(graph: TrainingGraph, folder: Path) -> None:
     """The next one is read before it is asked for, by guess; each sample is there once."""
     data, pillows = ImageFolder(graph, folder), ImageFolder(graph, folder, decoder="pillow")
