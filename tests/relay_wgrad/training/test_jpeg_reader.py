@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relay_wgrad.cores import usable_processors
 from relay_wgrad.frontend import TrainingGraph, from_onnx
 from relay_wgrad.training import jpeg_reader
 from relay_wgrad.training.images import ImageFolder, Reading, draws_of, part
@@ -165,7 +166,7 @@ def test_a_batch_depends_on_seed_and_step_alone(graph: TrainingGraph, folder: Pa
 def test_processes_of_a_machine_share_its_processors(
     graph: TrainingGraph, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = len(os.sched_getaffinity(0))
+    here = usable_processors()
     for world in (1, 2, 1000):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world))
         assert ImageFolder(graph, folder).threads == max(1, here // world)
