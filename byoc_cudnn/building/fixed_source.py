@@ -35,12 +35,14 @@ class Standing:
 
     folder : of the cache.  what : whose it is, in words.  source : makes its text.
     lacking : what a toolchain lacks to build it, as a message; empty if nothing.
+    is_host : whether it is nothing of CUDA's, which it is then built and linked without.
     """
 
     folder: str
     what: str
     source: Callable[[], str]
     lacking: Callable[[Toolchain], str]
+    is_host: bool = False
     loaded: Any = None
     _lock: Any = field(default_factory=lock, repr=False)
 
@@ -60,9 +62,12 @@ class Standing:
         """
         environ = os.environ if environ is None else environ
         found = find(environ)
+        if self.is_host:
+            found = found.without_cuda()
         if text := self.lacking(found):
             raise ToolchainError(text)
-        preload(found)
+        if not self.is_host:
+            preload(found)
         source = self.source()
         name = f"{digest(source, found)}.so"
         try:
