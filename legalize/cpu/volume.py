@@ -26,13 +26,13 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem
 
 from .emitters.copies import Copy, Dim, move
 from .emitters.loops import Expr, Scratch, bind, flat, parallel, serial, vector, when, zero
 from .machine import Machine
 
-NAME = "depth as channels"
+NAME, DEEP = "depth as channels", "depth as taps"
 
 
 def along_depth(problem: ConvProblem) -> ConvProblem | None:
@@ -53,6 +53,11 @@ def along_depth(problem: ConvProblem) -> ConvProblem | None:
         data_layout=data, kernel_layout=kernel, grad_layout=grad, data_dtype=p.data_dtype,
         weight_dtype=p.weight_dtype, grad_dtype=p.grad_dtype,
     )  # fmt: skip
+
+
+def has_deep_taps(problem: ConvProblem) -> bool:
+    """Whether a result is better summed over taps in depth than over columns: there are columns."""
+    return problem.kind is not ConvKind.WGRAD and not _in_place(problem, "data")
 
 
 def flattened(problem: ConvProblem) -> ConvProblem:
