@@ -146,7 +146,7 @@ VOLUMES: dict[str, dict[Shape, Times]] = {
     },
 }  # fmt: skip
 """The same of volumes, whose taps and strides are the same along all axes; smaller ones were not
-measured.  Kernels of planes have 32 channels and more for 0."""
+measured.  Channels of one group are told."""
 
 TIMES: dict[int, Mapping[str, Mapping[Shape, Times]]] = {
     2: {"float16": CUDNN, "bfloat16": BFLOAT16}, 3: VOLUMES,
@@ -163,8 +163,10 @@ def shape_of(problem: ConvProblem) -> Shape:
     """A row of `TIMES`, of a problem whose taps and strides are the same down and across."""
     p = problem
     channels = p.c // p.groups
-    if p.groups == 1:
-        channels = -p.c if p.c <= MOST_CHANNELS else 0
+    if p.groups == 1 and p.c <= MOST_CHANNELS:
+        channels = -p.c
+    elif p.groups == 1 and p.rank == 2:
+        channels = 0
     return (p.kind, channels, p.k // p.groups, p.r, p.strides[0])
 
 
