@@ -15,8 +15,10 @@ from . import launch_time, tensor_cores
 from .family import Family, Numbers, ceil_div, sized
 
 CHANNELS, TAPS = 32, (3, 3, 3)
+MOST_READ = 64  # channels of a result's operand
+_THREADS = 256
 _TILES = {
-    ConvKind.FPROP: ((16, 32), (32, 16), (8, 32), (16, 16)),
+    ConvKind.FPROP: ((16, 32), (32, 16), (8, 32), (16, 16), (8, 16), (4, 32)),
     ConvKind.WGRAD: ((8, 32), (8, 16), (4, 32), (4, 16)),
 }  # fmt: skip
 """Rows and columns of planes; dgrad's are fprop's."""
@@ -43,10 +45,22 @@ class Planes:
         """What `PlanesWeight::BYTES` or `PlanesImage::BYTES` is."""
         across = (self.columns + self.s) // 2 * 2
         ring = (self.taps + 1) * (self.rows + self.r - 1) * across
-        others = 2 * self.rows * self.columns
-        if kind is not ConvKind.WGRAD:
-            others = self.taps * self.r * self.s * CHANNELS
-        return 64 * (ring + others)
+        if kind is ConvKind.WGRAD:
+            return 64 * (ring + 2 * self.rows * self.columns)
+        parts = self.parts(kind)
+        filters = self.taps * self.r * self.s * CHANNELS
+        sums = (parts - 1) * (self.high(kind) // parts) * 4 * _THREADS * 16
+        return 64 * parts * (ring + filters) + sums
+
+    def parts(self, kind: ConvKind) -> int:
+        """Of the channels that a result reads."""
+        return (self.c if kind is ConvKind.FPROP else self.k) // CHANNELS
+
+    def high(self, kind: ConvKind) -> int:
+        """Rows of a warp of a result; 0 where warps do not divide a tile."""
+        down, rest = divmod(_THREADS // 32, self.parts(kind) * (self.columns // 16))
+        high, left = divmod(self.rows, max(1, down))
+        return 0 if rest or left or high % self.parts(kind) else high
 
 
 def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
@@ -62,8 +76,8 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     if max(p.padding) > 2:
         return no(f"padding={p.padding}: {what} have up to 2")
     read = p.c if p.kind is ConvKind.FPROP else p.k
-    if p.kind is not ConvKind.WGRAD and read != CHANNELS:
-        return no(f"{p.kind.value} of C={p.c} and K={p.k}: {what} read {CHANNELS} channels")
+    if p.kind is not ConvKind.WGRAD and read > MOST_READ:
+        return no(f"{p.kind.value} of C={p.c} and K={p.k}: {what} read up to {MOST_READ} channels")
     known = sized(p)
     if p.kind is ConvKind.WGRAD and next(shapes(known, 1 << 20), None) is None:
         return no(f"{known.p}x{known.q} pixels: {what} have rows by 4 and columns by 16")
@@ -76,7 +90,8 @@ def shapes(problem: ConvProblem, shared: int) -> Iterator[Planes]:
     for rows, columns in _TILES[p.kind]:
         if p.kind is not ConvKind.WGRAD or (p.p % rows == 0 and p.q % columns == 0):
             found = Planes(p.c, p.k, *p.taps, *p.padding[:3], rows, columns)
-            if found.shared(p.kind) <= shared:
+            fits = p.kind is ConvKind.WGRAD or found.high(p.kind)
+            if fits and found.shared(p.kind) <= shared:
                 yield found
 
 
