@@ -28,8 +28,12 @@ from .direct.product import as_product
 from .emitters.loops import argument, one_core
 from .emitters.memory import Memory
 from .machine import host_target, machine
+from .wgrad import unpacked
 
 __all__ = ["host_target", "kernel", "prim_func"]
+
+_DEEP = (affine.write, unpacked.write)
+"""What writes kernels of three dimensions as well as of two."""
 
 
 def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
@@ -63,7 +67,7 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     rows = flat is None and volumes.applies(problem, m)
     core = as_product(flat or volume.flattened(problem))
     rule = choose(core, m)
-    deep = flat is None and volume.has_deep_taps(problem) and rule.write is affine.write
+    deep = flat is None and volume.has_deep_taps(problem, m) and rule.write in _DEEP
     core = problem if deep else core
 
     def write_core(buffers: dict[str, Any]) -> None:
