@@ -13,7 +13,8 @@ times as many channels, the data's depths beside each other as its *columns*.  S
 with as many multiplications as there are, and sums in the accumulator's dtype throughout.  Columns
 take T times the data's memory; where one depth of the data makes one of the output there are none.
 Where windows overlap and channels are enough, no columns are made: taps in depth are one more loop
-of the kernels (`has_deep_taps`).  Taps in depth alone need none of this: planes' pixels are columns of an image whose rows are depths.
+of the kernels (`has_deep_taps`).  Taps in depth alone need none of this: planes' pixels are columns
+of an image whose rows are depths.
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ def check(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
     reasons, problem = [], of_planes(problem)
     for family in FAMILIES.values():
         if problem.rank not in family.ranks:
-            reasons.append("three dimensions: only first layers have kernels of them")
+            if problem.rank == 3:
+                reasons.append(f"three dimensions: kernels of {family.name} are of two")
             continue
         decision = family.accepts(problem, epilogue)
         if decision and family.oldest <= oldest:

@@ -1,6 +1,14 @@
 """The one table of kernel families; `family.py` says what a family is."""
 
-from . import depthwise, depthwise_bands, depthwise_shares, few_filters, first_layer, grouped, planes
+from . import (
+    depthwise,
+    depthwise_bands,
+    depthwise_shares,
+    few_filters,
+    first_layer,
+    grouped,
+    planes,
+)
 from .family import Family
 
 FAMILIES: dict[str, Family] = {

@@ -12,7 +12,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from . import launch_time, tensor_cores
-from .family import Family, Numbers, ceil_div, sized
+from .family import Family, Numbers, sized
 
 CHANNELS, TAPS = 32, (3, 3, 3)
 MOST_READ = 64  # channels of a result's operand
@@ -70,7 +70,9 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     if not (decision := tensor_cores.accepts(p, what)):
         return decision
     if p.taps != TAPS or set(p.strides) != {1} or set(p.dilation) != {1}:
-        return no(f"taps={p.taps} strides={p.strides} dilation={p.dilation}: {what} have 3x3x3, 1, 1")
+        return no(
+            f"taps={p.taps} strides={p.strides} dilation={p.dilation}: {what} have 3x3x3, 1, 1"
+        )
     if p.c % CHANNELS or p.k % CHANNELS:
         return no(f"C={p.c} and K={p.k}: {what} have channels and filters by {CHANNELS}")
     if max(p.padding) > 2:

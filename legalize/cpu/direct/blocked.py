@@ -101,7 +101,15 @@ class Blocked:
                     block = bind(part * each + i)
                     with when(block < panels.blocks if panels.blocks % each else True):
                         self._block(
-                            x, y, weight, panels, places, (h, w), of_depth, (g, block), (count, many)
+                            x,
+                            y,
+                            weight,
+                            panels,
+                            places,
+                            (h, w),
+                            of_depth,
+                            (g, block),
+                            (count, many),
                         )
 
     def _most_tiles(self, panels: Panels) -> int:
@@ -185,9 +193,8 @@ class Blocked:
 
         def at(t: Expr, r: Expr, s: Expr) -> tuple[Expr, Expr]:
             plane, tap = t * (deep.reach * x.d_step), t * (deep.step * panels.t_step)
-            return (
-                bind(shift + x.step(taps, r, s) + plane), bind(panel + panels.step(taps, r, s) + tap)
-            )  # fmt: skip
+            source = bind(shift + x.step(taps, r, s) + plane)
+            return source, bind(panel + panels.step(taps, r, s) + tap)
 
         shift = bind(g * x.g_step)
         target = bind(g * y.g_step + block * panels.block)

@@ -316,9 +316,7 @@ class Batch:
         self._memory = memory
         self._activations = activations
         self._n = n = memory.problem.n
-        each = sum(
-            memory.planes(x) * math.prod(memory.size(x)) for x in activations if x.is_copied
-        )
+        each = sum(memory.planes(x) * math.prod(memory.size(x)) for x in activations if x.is_copied)
         each *= DTYPE_BYTES[memory.accum]
         self.images: Expr = n  # at a time
         if each:
