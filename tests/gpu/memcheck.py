@@ -4,8 +4,8 @@
     compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m tests.gpu.memcheck ordered
 
 Parts may be named: of PARTS, or `own`, which is all but `cudnn` and `scaled`, or `ordered`; what
-needs nvcc or headers that are not there is left out, and said so.  Each result is compared with PyTorch's,
-NumPy's or TVM's on the CPU.  Problems of the libraries run twice, in the heuristic's choice and
+needs nvcc or headers that are not there is left out, and said so.  Each result is compared with
+PyTorch's, NumPy's or TVM's on the CPU.  Problems of the libraries run twice, in the heuristic's choice and
 under the workspace's poison.  cuDNN's own kernels are checked along with what is handed to them;
 racecheck could only tell about those what nobody here can mend.
 
