@@ -203,6 +203,8 @@ class Program:
             for number in range(1, 1 + len(self.pieces))
         ]
         self._copy_statistics = CopyEach()
+        self._settled: object = None  # the state of `depends` whose tensors these are
+        self._operands: list[torch.Tensor] = []
         self._turns = Turns(self.device)
 
     @property
@@ -212,7 +214,8 @@ class Program:
         return bool(parts) and all(part.is_graph for part in parts)
 
     def arguments(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The forward part's: inputs, what is drawn, parameters and statistics as they are now.
+        """The forward part's: inputs, what is drawn, and the parameters and statistics that
+        `depends` has found to be there.
 
         Raises TypeError or ValueError for an input that is not the one that was compiled for.
         """
@@ -232,7 +235,10 @@ class Program:
                     f"{self.name}: {spec.name} must be on {self.device}, got {x.device}"
                 )
         numbers = [drawn(spec, self.device) for spec in self.drawn]
-        return [*inputs, *numbers, *(held[name] for held, name in self.places)]
+        if self._settled is not self.depends.settled:
+            self._settled = self.depends.settled
+            self._operands = [held[name] for held, name in self.places]
+        return [*inputs, *numbers, *self._operands]
 
     def forward(self, arguments: Sequence[torch.Tensor]) -> Forward:
         """The forward pass; statistics are updated."""
@@ -341,7 +347,10 @@ class _Here:
     """A place's lane for a device, before and after which PyTorch's current stream works."""
 
     def __init__(self, lane: Any, device: torch.device) -> None:
+        import tvm_ffi
+
         self._lane, self._device = lane, device
+        self._stream, self._theirs = tvm_ffi.use_raw_stream, tvm_ffi.device(str(device))
 
     def done(self, do: Callable[[], Any]) -> Any:
         return self._within(lambda: self._lane.done(do))
@@ -353,9 +362,8 @@ class _Here:
     def _within(self, do: Callable[[], Any]) -> Any:
         if self._device.type != "cuda":  # a lane of tests
             return do()
-        import tvm_ffi
-
-        with torch.cuda.device(self._device), tvm_ffi.use_torch_stream():
+        now = torch.cuda.current_stream(self._device).cuda_stream
+        with torch.cuda.device(self._device), self._stream(self._theirs, now):
             return do()
 
 

@@ -113,7 +113,7 @@ class Replayed:
         self._addresses: Addresses = set()
         self._results: list[Any] = []
         self._copied: dict[int, torch.Tensor] = {}  # those that get memory of their own
-        self._copies, self._copy_in = Copies({}), CopyEach()
+        self._copies, self._copy_in = Copies({}, 0), CopyEach()
         self._same: list[Any] = []  # all, of which those are the same tensors each time
         self._out: list[StorageWeakRef] = []  # who has the results
 
@@ -218,7 +218,8 @@ class Replayed:
                 i: _torch(x) for i, x in enumerate(self._results)
                 if i in self._own or (not self._token and math.prod(map(int, x.shape)) == 1)
             }  # fmt: skip
-            self._copies, self._copy_in = Copies(self._copied), CopyEach()
+            self._copies = Copies(self._copied, len(self._results))
+            self._copy_in = CopyEach()
             self._same = [
                 None if i in self._copied or not self._token else _torch(x)
                 for i, x in enumerate(self._results)

@@ -61,6 +61,11 @@ class _Piece(torch.autograd.Function):
         return None, None, None, *([] if is_last else [link]), *gradients
 
 
+_apply: Any = super(torch.autograd.Function, _Piece).apply
+"""Not `_Piece.apply`, which looks at each argument for what `torch.func` has left: whose transforms
+are refused here."""
+
+
 def _link(like: torch.Tensor) -> Any:
     # On the device, for autograd to run all pieces on the forward pass's stream.
     return torch.empty(0, dtype=torch.float32, device=like.device)
@@ -73,7 +78,7 @@ def _differentiable(
     result: list[torch.Tensor] = []
     for number, piece in reversed([*enumerate(program.pieces)]):
         wrt = [arguments[program.wrt[i]] for i in piece.gradients]
-        result = [_Piece.apply(program, made, number, *result, *wrt)]
+        result = [_apply(program, made, number, *result, *wrt)]
     return result[0]
 
 
