@@ -384,7 +384,7 @@ class _Program:
             numbers = [drawn(spec, self.device) for spec in self.made.drawn]
             given = self.made.arguments(inputs, numbers)
             with self._turns:
-                made, read, _, token = self._function(given)
+                made, read, _, token, _ = self._function(given)
                 self.report.captured = self._function.is_graph
                 if token is None:
                     self._unshare(made, read)

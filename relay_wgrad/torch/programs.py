@@ -24,7 +24,7 @@ from ..picking import picked
 from .depends import Depends
 from .kernels import ALIGNMENT, winograd_is_allowed
 from .reads import LostError, Reads
-from .replayed import Replayed
+from .replayed import Replayed, Written
 from .several import CopyEach
 
 if TYPE_CHECKING:
@@ -181,7 +181,9 @@ class Program:
             graphs=asked.graphs and not why,
         )  # fmt: skip
         # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
-        self._forward = make(compiled.vm[names[0]], own={0}, token=True)
+        self._forward = make(
+            compiled.vm[names[0]], own={0}, token=True, written=self._written(len(order))
+        )
         # Of what the backward part reads, what nobody but the two parts has.
         self._private = {i for i, source in enumerate(parts.sources) if source.kind == "kept"}
         self._backward = [
@@ -191,7 +193,8 @@ class Program:
             )
             for number, piece in enumerate(parts.pieces, start=1)
         ]  # fmt: skip
-        first = {"argument": 0, "output": len(order), "kept": len(order) + parts.outputs}
+        end = len(order) + len(self.counters)  # of the operands
+        first = {"argument": 0, "output": end, "kept": end + parts.outputs}
         self._read = picked([first[s.kind] + s.index for s in parts.sources])
         # Of each piece, and of a forward pass whose memory one token stands for.
         self.reading = [
@@ -214,8 +217,8 @@ class Program:
         return bool(parts) and all(part.is_graph for part in parts)
 
     def arguments(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The forward part's: inputs, what is drawn, and the parameters and statistics that
-        `depends` has found to be there.
+        """The forward part's: inputs, what is drawn, parameters, statistics and batch counters,
+        which are those that `depends` has found to be there.
 
         Raises TypeError or ValueError for an input that is not the one that was compiled for.
         """
@@ -237,13 +240,13 @@ class Program:
         numbers = [drawn(spec, self.device) for spec in self.drawn]
         if self._settled is not self.depends.settled:
             self._settled = self.depends.settled
-            self._operands = [held[name] for held, name in self.places]
+            self._operands = [held[name] for held, name in (*self.places, *self.counters)]
         return [*inputs, *numbers, *self._operands]
 
     def forward(self, arguments: Sequence[torch.Tensor]) -> Forward:
         """The forward pass; statistics are updated."""
         with self._turns:
-            made, _, args, token = self._forward(arguments)
+            made, _, args, token, written = self._forward(arguments)
         for held, name, value in self._effects:
             held[name] = value
         result, kept = made[0], made[self.outputs :]
@@ -251,7 +254,7 @@ class Program:
         shared = () if token is not None else {x.data_ptr() for x in (*args, *kept) if x.numel()}
         if result.numel() and result.data_ptr() in shared:
             result = result.clone()
-        if self.statistics or self.counters:
+        if not written and (self.statistics or self.counters):
             with torch.no_grad():
                 buffers = [held[name] for held, name in self.statistics]
                 first = self.outputs - len(buffers)
@@ -273,7 +276,7 @@ class Program:
         """
         piece = self.pieces[number]
         with self._turns:
-            made, addresses, _, token = self._backward[number](
+            made, addresses, _, token, _ = self._backward[number](
                 [*read, *(handed.values[i] for i in piece.takes)]
             )
         gradients, new = made[: len(piece.gradients)], made[len(piece.gradients) :]
@@ -287,6 +290,17 @@ class Program:
         tokens = [*handed.tokens, *([] if token is None else [token])]
         later = {i: values[i] for i in self._later[number] if i in values}
         return gradients, Handed(later, tokens)
+
+    def _written(self, arguments: int) -> Written:
+        """The new statistics, each of them one of so many arguments of the forward part, and the
+        counters, which are behind those."""
+        at = {
+            (id(held), name): i
+            for i, (held, name) in enumerate(self.places, start=arguments - len(self.places))
+        }
+        targets = [at[id(held), name] for held, name in self.statistics]
+        sources = range(self.outputs - len(targets), self.outputs)
+        return Written(sources, targets, range(arguments, arguments + len(self.counters)))
 
     def _private_of(self, piece: Piece) -> set[int]:
         """Of a piece's operands what nobody but the parts has."""
@@ -350,21 +364,48 @@ class _Here:
         import tvm_ffi
 
         self._lane, self._device = lane, device
-        self._stream, self._theirs = tvm_ffi.use_raw_stream, tvm_ffi.device(str(device))
+        self._theirs = tvm_ffi.device(str(device))
+        self._stream, self._handle = tvm_ffi.use_raw_stream, tvm_ffi.get_raw_stream
 
     def done(self, do: Callable[[], Any]) -> Any:
-        return self._within(lambda: self._lane.done(do))
+        return self.within(lambda: self._lane.done(do))
 
     def captured(self, do: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        made, launch = self._within(lambda: self._lane.captured(do))
-        return made, lambda: self._within(launch)
+        made, launch = self.within(lambda: self._lane.captured(do))
+        return made, _Launches(self, [launch])
 
-    def _within(self, do: Callable[[], Any]) -> Any:
+    def also(self, launch: Any, work: Callable[[], None]) -> Callable[[], None]:
+        if self._device.type != "cuda":
+            return _Launches(self, [*launch.parts, work])
+
+        def on_theirs() -> None:
+            stream: Any = torch.cuda.ExternalStream(self._handle(self._theirs), self._device)
+            with torch.cuda.stream(stream):
+                work()
+
+        _, more = self.within(lambda: self._lane.captured(on_theirs))
+        return _Launches(self, [*launch.parts, more])
+
+    def within(self, do: Callable[[], Any]) -> Any:
         if self._device.type != "cuda":  # a lane of tests
             return do()
         now = torch.cuda.current_stream(self._device).cuda_stream
         with torch.cuda.device(self._device), self._stream(self._theirs, now):
             return do()
+
+
+class _Launches:
+    """Graphs that the device is given one after another."""
+
+    def __init__(self, here: _Here, parts: Sequence[Callable[[], None]]) -> None:
+        self.parts, self._here = parts, here
+
+    def __call__(self) -> None:
+        self._here.within(self._all)
+
+    def _all(self) -> None:
+        for part in self.parts:
+            part()
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,21 @@ class CopyEach:
             self._lists = [*map(picked, lists.values())]
         with torch.no_grad():
             for some in self._lists:
-                torch._foreach_copy_(some(targets), some(sources))
+                to, what = some(targets), some(sources)
+                if len(to) == 1:
+                    to[0].copy_(what[0])
+                else:
+                    torch._foreach_copy_(to, what)
+
+
+def increment_versions(tensors: Sequence[torch.Tensor]) -> None:
+    """Tells autograd that they were changed in place, which a graph does unseen."""
+    if tensors:
+        try:
+            torch.autograd.graph.increment_version(tensors)
+        except TypeError:  # before PyTorch 2.6: one at a time
+            for x in tensors:
+                torch.autograd.graph.increment_version(x)
 
 
 class Copies:
@@ -58,17 +72,36 @@ class Copies:
             count += len(places)
         self._pick = picked(found)
 
-    def into(self, results: list[Any]) -> None:
-        """Puts the copies to their tensors' places."""
+    @property
+    def joins(self) -> bool:
+        """Whether some share an allocation."""
+        return any(joined for _, joined in self._lists)
+
+    def gather(self) -> None:
+        """Puts those together as they lie in a copy: work that a graph may have at its end."""
+        with torch.no_grad():
+            for _, joined in self._lists:
+                if joined is not None:
+                    joined.gather()
+
+    def into(self, results: list[Any], gathered: bool = False) -> None:
+        """Puts the copies to their tensors' places; `gathered`: that has been done."""
         if not self._lists:
             return
         made = [*results]
         with torch.no_grad():
             for some, joined in self._lists:
-                new = [*map(torch.empty_like, some)] if joined is None else joined.empty()
-                torch._foreach_copy_(new, some)
-                made += new
+                if joined is None:
+                    made += map(torch.clone, some) if len(some) == 1 else _copied(some)
+                else:
+                    made += joined.copied(gathered)
         results[:] = self._pick(made)
+
+
+def _copied(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    new = [*map(torch.empty_like, tensors)]
+    torch._foreach_copy_(new, tensors)
+    return new
 
 
 class _Joined:
@@ -95,9 +128,25 @@ class _Joined:
         others = sum(x.numel() for x in self._like)
         self._count, self._pick = sum(self._sizes) + others, picked(places)
         self._sizes.append(others)
+        self._together: torch.Tensor | None = None
+        self._parts: Sequence[torch.Tensor] = ()
 
-    def empty(self) -> Sequence[torch.Tensor]:
-        memory = self.tensors[0].new_empty(self._count)
+    def gather(self) -> None:
+        """Copies them into memory of this object, all of which one copy takes."""
+        if self._together is None:
+            self._together = self.tensors[0].new_empty(self._count)
+            self._parts = self._cut(self._together)
+        torch._foreach_copy_(self._parts, self.tensors)
+
+    def copied(self, gathered: bool) -> Sequence[torch.Tensor]:
+        """Copies in an allocation of their own."""
+        if gathered and self._together is not None:
+            return self._cut(self._together.clone())
+        new = self._cut(self.tensors[0].new_empty(self._count))
+        torch._foreach_copy_(new, self.tensors)
+        return new
+
+    def _cut(self, memory: torch.Tensor) -> Sequence[torch.Tensor]:
         # Below the key by which autograd makes views, which would share a version.
         with torch._C._AutoDispatchBelowADInplaceOrView():
             *flat, rest = memory.split_with_sizes(self._sizes)

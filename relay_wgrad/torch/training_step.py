@@ -55,10 +55,11 @@ class _Piece(torch.autograd.Function):
         read = ctx.reading.whole(ctx.hidden, ctx.saved_tensors[1:])
         handed = gradient.handed if ctx.number else Handed({0: gradient}, [])
         gradients, handed = ctx.program.backward(ctx.number, read, handed)
+        if ctx.number + 1 == len(ctx.program.pieces):
+            return None, None, None, *gradients
         link = _link(gradient)
         link.handed = handed
-        is_last = ctx.number + 1 == len(ctx.program.pieces)
-        return None, None, None, *([] if is_last else [link]), *gradients
+        return None, None, None, link, *gradients
 
 
 _apply: Any = super(torch.autograd.Function, _Piece).apply
