@@ -174,7 +174,7 @@ def test_what_a_graph_does_itself(step: Any) -> None:
     nobody else's memory, however small."""
     ours, twin = step
     norm, held = ours.norm, []
-    for i in range(12):
+    for i in range(24):
         x, labels = data(i)
         before = norm.running_mean._version, norm.num_batches_tracked._version
         for model in (ours, twin):
@@ -184,7 +184,8 @@ def test_what_a_graph_does_itself(step: Any) -> None:
         assert norm.num_batches_tracked._version > before[1]
         assert int(norm.num_batches_tracked) == i + 1
         held.append([(p.grad, p.grad.clone()) for p in ours.parameters()])
-        if i == 8:  # buffers elsewhere
+        if i == 10:  # buffers elsewhere
+            assert ours.captured
             norm.running_mean.data = norm.running_mean.clone()
             norm.num_batches_tracked.data = norm.num_batches_tracked.clone()
     assert ours.captured
