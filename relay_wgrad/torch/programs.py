@@ -319,6 +319,17 @@ def call(function: Any, args: Sequence[torch.Tensor], device: torch.device) -> l
         return list(function(*args))
 
 
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""What Inductor's code asks: PyTorch's public function makes an object each time."""
+
+
+def _stream(device: torch.device) -> int:
+    """The handle of PyTorch's current stream on a device."""
+    if _raw_stream is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(_raw_stream(device.index or 0))
+
+
 class Turns:
     """Within, a program is called by one thread, and on CUDA when what it was given before is over:
     a virtual machine has one memory for its intermediate results."""
@@ -326,14 +337,15 @@ class Turns:
     def __init__(self, device: torch.device) -> None:
         self._device, self._lock = device, threading.Lock()
         self._stream: torch.cuda.Stream | None = None
+        self._handle = -1  # the stream's
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and (handle := _stream(self._device)) != self._handle:
             now = torch.cuda.current_stream(self._device)
-            if self._stream is not None and now != self._stream:
+            if self._stream is not None:
                 now.wait_stream(self._stream)
-            self._stream = now
+            self._stream, self._handle = now, handle
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -389,9 +401,11 @@ class _Here:
     def within(self, do: Callable[[], Any]) -> Any:
         if self._device.type != "cuda":  # a lane of tests
             return do()
-        now = torch.cuda.current_stream(self._device).cuda_stream
-        with torch.cuda.device(self._device), self._stream(self._theirs, now):
-            return do()
+        with self._stream(self._theirs, _stream(self._device)):
+            if torch.cuda.current_device() == self._device.index:
+                return do()
+            with torch.cuda.device(self._device):
+                return do()
 
 
 class _Launches:
