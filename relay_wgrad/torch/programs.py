@@ -38,14 +38,17 @@ class Choices(NamedTuple):
 
     tf32: bool
     benchmark: bool
+    deterministic: bool
     winograd: bool
 
 
 def choices(device: torch.device | str) -> Choices:
     """Those that count on a device."""
     if torch.device(device).type == "cpu":
-        return Choices(False, False, winograd_is_allowed())
-    return Choices(torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, False)
+        return Choices(False, False, True, winograd_is_allowed())
+    flags = torch.backends.cudnn
+    same_bits = flags.deterministic or torch.are_deterministic_algorithms_enabled()
+    return Choices(flags.allow_tf32, flags.benchmark, same_bits, False)
 
 
 def compiled_at(device: torch.device, chosen: Choices) -> Any:
@@ -53,7 +56,10 @@ def compiled_at(device: torch.device, chosen: Choices) -> Any:
     from ..training.devices import place
     from ..training.options import Options
 
-    options = Options(tf32=chosen.tf32, benchmark=chosen.benchmark, winograd=chosen.winograd)
+    options = Options(
+        tf32=chosen.tf32, benchmark=chosen.benchmark, deterministic=chosen.deterministic,
+        winograd=chosen.winograd,
+    )  # fmt: skip
     return place(f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu", options)
 
 
