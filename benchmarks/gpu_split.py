@@ -19,7 +19,7 @@ from byoc_cudnn.pool import CODEGEN as POOL
 from relay_wgrad.problem import ConvProblem
 
 KEPT_BUSY = 100_000_000  # cycles of the device: some 50 ms
-ROUNDS = 3
+ROUNDS = 11
 _SILENT = ("vm.builtin.",)  # of the virtual machine itself: no kernels
 
 
@@ -50,17 +50,18 @@ def spent(vm: Any, call: Callable[[], Any]) -> list[tuple[str, float]]:
     return [(name, start.elapsed_time(stop)) for name, start, stop in events]
 
 
-def host_ms(call: Callable[[], Any]) -> float:
-    """Milliseconds that the host needs for a call while the device has other work."""
-    found = []
+def host_ms(*calls: Callable[[], Any]) -> list[float]:
+    """Milliseconds that the host needs for each call while the device has other work, in turns."""
+    found: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        torch.cuda._sleep(KEPT_BUSY)
-        began = time.perf_counter()
-        call()
-        found.append((time.perf_counter() - began) * 1e3)
+        for call, took in zip(calls, found, strict=True):
+            torch.cuda.synchronize()
+            torch.cuda._sleep(KEPT_BUSY)
+            began = time.perf_counter()
+            call()
+            took.append((time.perf_counter() - began) * 1e3)
     torch.cuda.synchronize()
-    return statistics.median(found)
+    return [*map(statistics.median, found)]
 
 
 def split(
