@@ -64,7 +64,7 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     rule = choose(core, m)
 
     def write_core(buffers: dict[str, Any]) -> None:
-        memory = Memory(core, buffers, core.accum_dtype, m)
+        memory = Memory(core, buffers, rule.reads or core.accum_dtype, m)
         rule.write(core, m, memory)
         memory.scratch.keep()
 

@@ -16,6 +16,7 @@ from .depthwise import kernels as depthwise_kernels
 from .direct import affine
 from .emitters.memory import Memory
 from .machine import Machine
+from .matrix import affine as matrix
 from .wgrad import packed, unpacked
 from .winograd import algorithm, weights
 from .winograd import kernels as winograd_kernels
@@ -29,6 +30,7 @@ class Rule:
     reason: str
     applies: Callable[[ConvProblem, Machine], bool]
     write: Callable[[ConvProblem, Machine, Memory], None]
+    reads: str = ""  # the dtype that operands are read in, if not the sums'
 
 
 def _depthwise_wgrad(problem: ConvProblem, m: Machine) -> bool:
@@ -59,11 +61,18 @@ def _is_wgrad(problem: ConvProblem, m: Machine) -> bool:
     return problem.kind is ConvKind.WGRAD
 
 
+def _tiles(problem: ConvProblem, m: Machine) -> bool:
+    return m.has_tiles and matrix.applies(problem)
+
+
 def _pointwise(problem: ConvProblem, m: Machine) -> bool:
     return problem.r == problem.s == 1
 
 
 RULES = (
+    Rule(
+        "tiles", "bfloat16 on AMX's tiles, with float32 sums", _tiles, matrix.write, "bfloat16"
+    ),
     Rule(
         "depthwise lines", "one channel per group, and a vector is less than a cache line: whole"
         " lines of pixels at a time", _lines, depthwise_kernels.write_lines,

@@ -1,0 +1,88 @@
+"""bfloat16 on AMX's tiles: emulated everywhere, on the CPU's own where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import tvm
+from tvm.target import Target
+
+from legalize import cpu
+from legalize.cpu.machine import Machine, host_target, machine
+from legalize.cpu.matrix import tiles
+from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.cpu_kernels import error_of
+from tests.support.emulated_tiles import Emulated
+from tests.support.problems import tolerance
+
+# Everything after the kind.
+LINES = """
+n=1 c=1 h=1 w=1 k=1 r=1 s=1
+n=2 c=64 h=9 w=9 k=64 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC
+n=2 c=64 h=9 w=9 k=64 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC
+n=3 c=40 h=7 w=5 k=48 r=1 s=1 layout=NHWC/HWIO/NHWC
+n=2 c=64 h=9 w=20 k=72 r=3 s=3 stride=2,2 pad=1,1,1,1 layout=NHWC/OHWI/NHWC
+n=1 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3 layout=NHWC/HWIO/NHWC
+n=2 c=24 h=5 w=6 k=40 r=3 s=3 pad=1,1,1,1
+n=2 c=17 h=7 w=11 k=13 r=3 s=5 pad=1,2,1,2
+n=2 c=12 h=6 w=6 k=8 r=1 s=1 pad=1,0,2,1
+n=2 c=48 h=7 w=7 k=80 r=1 s=1 stride=2,2 layout=NHWC/OHWI/NHWC
+n=2 c=8 h=15 w=13 k=16 r=3 s=2 stride=3,2 pad=1,0,2,3 dil=2,3
+n=2 c=32 h=8 w=6 k=64 r=3 s=3 pad=1,1,1,1 groups=4 layout=NHWC/HWIO/NHWC
+n=2 c=33 h=8 w=37 k=64 r=2 s=3 pad=1,1,1,1 layout=CHWN/IHWO/CHWN
+""".strip().splitlines()
+KINDS = [ConvKind.FPROP, ConvKind.DGRAD]
+CASES = [
+    ConvProblem.parse(f"{kind.value} {line} dtype=bf16/bf16/bf16")
+    for line in LINES
+    for kind in KINDS
+]
+# Of the sums without rounding.
+CASES += [
+    replace(CASES[2 * 2], grad_dtype="float32"), replace(CASES[3 * 2 + 1], data_dtype="float32"),
+]  # fmt: skip
+SAPPHIRE_RAPIDS = Target({"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 4})
+HAS_TILES = machine(host_target()).has_tiles
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This host's kernels take tiles, which are loops over memory."""
+    monkeypatch.setattr(tiles, "TILES", Emulated())
+
+    def with_tiles(target: Target) -> Machine:
+        return replace(machine(target), has_tiles=True)
+
+    monkeypatch.setattr(cpu, "machine", with_tiles)
+    yield
+
+
+def error(problem: ConvProblem, target: Target) -> float:
+    made = cpu.kernel(problem, target)
+    assert made.name == "tiles"
+    return error_of(problem, tvm.compile(made.func, target=target)["main"])
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.share(3)
+@pytest.mark.parametrize("problem", CASES, ids=str)
+def test_emulated(problem: ConvProblem) -> None:
+    assert error(problem, host_target(2)) <= tolerance(problem)
+
+
+@pytest.mark.skipif(not HAS_TILES, reason="this CPU has no AMX, or Linux refuses it")
+@pytest.mark.parametrize("problem", CASES, ids=str)
+def test_on_this_cpu(problem: ConvProblem) -> None:
+    assert error(problem, host_target()) <= tolerance(problem)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
+def test_llvm_writes_the_instructions(kind: ConvKind) -> None:
+    problem = ConvProblem.parse(f"{kind.value} {LINES[1]} dtype=bf16/bf16/bf16")
+    built = tvm.compile(cpu.prim_func(problem, SAPPHIRE_RAPIDS), target=SAPPHIRE_RAPIDS)
+    code = built.mod.inspect_source("asm")
+    for word in ("ldtilecfg", "tdpbf16ps", "tileloadd", "tilestored", "tilerelease", "syscall"):
+        assert word in code
+    assert "vfmadd" not in code
