@@ -17,6 +17,7 @@ from .direct import affine
 from .emitters.memory import Memory
 from .machine import Machine
 from .matrix import affine as matrix
+from .matrix import wgrad as matrix_wgrad
 from .wgrad import packed, unpacked
 from .winograd import algorithm, weights
 from .winograd import kernels as winograd_kernels
@@ -65,11 +66,19 @@ def _tiles(problem: ConvProblem, m: Machine) -> bool:
     return m.has_tiles and matrix.applies(problem)
 
 
+def _tiles_wgrad(problem: ConvProblem, m: Machine) -> bool:
+    return problem.kind is ConvKind.WGRAD and _tiles(problem, m)
+
+
 def _pointwise(problem: ConvProblem, m: Machine) -> bool:
     return problem.r == problem.s == 1
 
 
 RULES = (
+    Rule(
+        "tiles wgrad", "bfloat16 on AMX's tiles, with float32 sums", _tiles_wgrad,
+        matrix_wgrad.write, "bfloat16",
+    ),
     Rule(
         "tiles", "bfloat16 on AMX's tiles, with float32 sums", _tiles, matrix.write, "bfloat16"
     ),

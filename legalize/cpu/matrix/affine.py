@@ -48,9 +48,8 @@ def applies(problem: ConvProblem) -> bool:
     few = min(problem.c, problem.k) // problem.groups
     return (
         problem.is_static
-        and problem.kind is not ConvKind.WGRAD
         and problem.dtype(first) == problem.dtype(second) == "bfloat16"
-        and (dtype == "bfloat16" or (dtype == "float32" and last))
+        and (problem.kind is ConvKind.WGRAD or dtype == "bfloat16" or (dtype == "float32" and last))
         and (problem.groups == 1 or few >= _LEAST)
     )
 

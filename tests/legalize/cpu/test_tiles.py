@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -33,22 +32,23 @@ n=2 c=8 h=15 w=13 k=16 r=3 s=2 stride=3,2 pad=1,0,2,3 dil=2,3
 n=2 c=32 h=8 w=6 k=64 r=3 s=3 pad=1,1,1,1 groups=4 layout=NHWC/HWIO/NHWC
 n=2 c=33 h=8 w=37 k=64 r=2 s=3 pad=1,1,1,1 layout=CHWN/IHWO/CHWN
 """.strip().splitlines()
-KINDS = [ConvKind.FPROP, ConvKind.DGRAD]
 CASES = [
     ConvProblem.parse(f"{kind.value} {line} dtype=bf16/bf16/bf16")
     for line in LINES
-    for kind in KINDS
+    for kind in ConvKind
 ]
 # Of the sums without rounding.
 CASES += [
-    replace(CASES[2 * 2], grad_dtype="float32"), replace(CASES[3 * 2 + 1], data_dtype="float32"),
+    replace(CASES[3 * 2], grad_dtype="float32"), replace(CASES[3 * 3 + 1], data_dtype="float32"),
+    replace(CASES[3 * 6 + 2], weight_dtype="float32"),
 ]  # fmt: skip
+NAMES = dict.fromkeys(ConvKind, "tiles") | {ConvKind.WGRAD: "tiles wgrad"}
 SAPPHIRE_RAPIDS = Target({"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 4})
 HAS_TILES = machine(host_target()).has_tiles
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """This host's kernels take tiles, which are loops over memory."""
     monkeypatch.setattr(tiles, "TILES", Emulated())
 
@@ -56,17 +56,16 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return replace(machine(target), has_tiles=True)
 
     monkeypatch.setattr(cpu, "machine", with_tiles)
-    yield
 
 
 def error(problem: ConvProblem, target: Target) -> float:
     made = cpu.kernel(problem, target)
-    assert made.name == "tiles"
+    assert made.name == NAMES[problem.kind]
     return error_of(problem, tvm.compile(made.func, target=target)["main"])
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_emulated(problem: ConvProblem) -> None:
     assert error(problem, host_target(2)) <= tolerance(problem)
@@ -78,7 +77,7 @@ def test_on_this_cpu(problem: ConvProblem) -> None:
     assert error(problem, host_target()) <= tolerance(problem)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 def test_llvm_writes_the_instructions(kind: ConvKind) -> None:
     problem = ConvProblem.parse(f"{kind.value} {LINES[1]} dtype=bf16/bf16/bf16")
     built = tvm.compile(cpu.prim_func(problem, SAPPHIRE_RAPIDS), target=SAPPHIRE_RAPIDS)
