@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
+import numpy as np
 import pytest
 import tvm
+from tvm import relax
 from tvm.target import Target
 
+import relay_wgrad
 from legalize import cpu
-from legalize.cpu.machine import Machine, host_target, machine
+from legalize.cpu.machine import Machine, host_target, machine, tiles_are_permitted
 from legalize.cpu.matrix import tiles
+from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.support.compiled import virtual_machine
 from tests.support.cpu_kernels import error_of
 from tests.support.emulated_tiles import Emulated
-from tests.support.problems import tolerance
+from tests.support.problems import relative_error, tolerance, torch_reference
 
 # Everything after the kind.
 LINES = """
@@ -44,6 +50,7 @@ CASES += [
 ]  # fmt: skip
 NAMES = dict.fromkeys(ConvKind, "tiles") | {ConvKind.WGRAD: "tiles wgrad"}
 SAPPHIRE_RAPIDS = Target({"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 4})
+BF16 = ml_dtypes.bfloat16
 HAS_TILES = machine(host_target()).has_tiles
 
 
@@ -85,3 +92,41 @@ def test_llvm_writes_the_instructions(kind: ConvKind) -> None:
     for word in ("ldtilecfg", "tdpbf16ps", "tileloadd", "tilestored", "tilerelease", "syscall"):
         assert word in code
     assert "vfmadd" not in code
+
+
+class Asking(Emulated):
+    """Emulated, but for the request to Linux."""
+
+    permit = tiles.Tiles.permit
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_kernel_asks_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may load a library: what is refused there raises, and kills nobody."""
+    monkeypatch.setattr(tiles, "TILES", Asking())
+    if tiles_are_permitted():
+        assert error(CASES[3], host_target(2)) <= tolerance(CASES[3])
+        return
+    with pytest.raises(RuntimeError, match="Linux refuses the state of AMX's tiles"):
+        error(CASES[3], host_target(2))
+
+
+@pytest.mark.usefixtures("emulated", "registered")
+def test_a_compiled_module() -> None:
+    """Through the whole pipeline for CPUs, whose passes for bfloat16 leave kernels alone."""
+    shapes = {"x": (2, 9, 8, 32), "w": (24, 3, 3, 32)}
+    given = [np.random.default_rng(0).standard_normal(s).astype(BF16) for s in shapes.values()]
+    x, w = (relax.Var(n, relax.TensorType(s, "bfloat16")) for n, s in shapes.items())
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            call = relay_wgrad.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+            out = bb.emit_output(relax.op.nn.relu(bb.emit(call)))
+        bb.emit_func_output(out)
+    vm = virtual_machine(bb.get(), host_target(2), cpu_pipeline())
+    got = vm["main"](*map(tvm.runtime.tensor, given)).numpy().astype("float64")
+    problem = ConvProblem.parse(
+        "fprop n=2 c=32 h=9 w=8 k=24 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC dtype=bf16/bf16/bf16"
+    )
+    want = np.maximum(torch_reference(problem, *given), 0)
+    assert relative_error(got, want) <= tolerance(problem)
