@@ -22,6 +22,8 @@ from .wgrad import packed, unpacked
 from .winograd import algorithm, weights
 from .winograd import kernels as winograd_kernels
 
+Applies = Callable[[ConvProblem, Machine], bool]
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -29,7 +31,7 @@ class Rule:
 
     name: str
     reason: str
-    applies: Callable[[ConvProblem, Machine], bool]
+    applies: Applies
     write: Callable[[ConvProblem, Machine, Memory], None]
     reads: str = ""  # the dtype that operands are read in, if not the sums'
 
@@ -66,8 +68,12 @@ def _tiles(problem: ConvProblem, m: Machine) -> bool:
     return m.has_tiles and matrix.applies(problem)
 
 
-def _tiles_wgrad(problem: ConvProblem, m: Machine) -> bool:
-    return problem.kind is ConvKind.WGRAD and _tiles(problem, m)
+def _pairs(problem: ConvProblem, m: Machine) -> bool:
+    return m.has_bfloat16 and matrix.applies(problem)
+
+
+def _of_wgrad(applies: Applies) -> Applies:
+    return lambda problem, m: problem.kind is ConvKind.WGRAD and applies(problem, m)
 
 
 def _pointwise(problem: ConvProblem, m: Machine) -> bool:
@@ -75,12 +81,15 @@ def _pointwise(problem: ConvProblem, m: Machine) -> bool:
 
 
 RULES = (
-    Rule(
-        "tiles wgrad", "bfloat16 on AMX's tiles, with float32 sums", _tiles_wgrad,
-        matrix_wgrad.write, "bfloat16",
-    ),
-    Rule(
-        "tiles", "bfloat16 on AMX's tiles, with float32 sums", _tiles, matrix.write, "bfloat16"
+    *(
+        Rule(name + suffix, reason, applies, write, "bfloat16")
+        for name, has, reason in (
+            ("tiles", _tiles, "bfloat16 on AMX's tiles, with float32 sums"),
+            ("pairs", _pairs, "bfloat16 by AVX512_BF16's products of pairs, with float32 sums"),
+        )
+        for suffix, applies, write in (
+            (" wgrad", _of_wgrad(has), matrix_wgrad.write), ("", has, matrix.write),
+        )
     ),
     Rule(
         "depthwise lines", "one channel per group, and a vector is less than a cache line: whole"

@@ -33,7 +33,7 @@ class Machine:
     line_bytes: int = 64  # of a cache
     allows_winograd: bool = False
     has_tiles: bool = False  # AMX for bfloat16, which this process may use
-    rounds_to_bfloat16: bool = False  # an instruction does
+    has_bfloat16: bool = False  # AVX512_BF16: products of pairs, and rounding
 
     def lanes(self, dtype: str) -> int:
         """Elements of an accumulator's dtype in one register."""
@@ -78,7 +78,7 @@ def machine(target: Target) -> Machine:
     known: dict[str, Any] = {**_caches()} if own else {}
     known["allows_winograd"] = WINOGRAD in target.keys
     known["has_tiles"] = _TILES in features and (not own or tiles_are_permitted())
-    known["rounds_to_bfloat16"] = "avx512bf16" in features
+    known["has_bfloat16"] = "avx512bf16" in features
     for feature, width, registers in _ISA:
         if feature in features:
             return Machine(width, registers, cores, **known)

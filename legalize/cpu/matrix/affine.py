@@ -1,42 +1,51 @@
-"""fprop and dgrad in tiles: rows are pixels that follow each other at one step.
+"""fprop and dgrad of bfloat16: rows of a tile are pixels that follow each other at one step.
 
-A step's sums are 2 x 2 tiles, of two tiles of pixels and 32 channels, and stay in tiles over all
-taps and channels: four products for four loads.  Pixels are read where they are, at any step.  A
-tile never crosses the end of a row: it has as many pixels as divide a row best, and the last of a
-row begins so early that it is whole, and computes some results a second time.
+A step's sums are those of 32 channels, and stay where they are over all taps and channels: with AMX
+in 2 x 2 tiles, of two tiles of pixels, four products for four loads; else in registers, of one tile
+of as many pixels as these have room for.  Pixels are read where they are, at any step.  A tile
+never crosses the end of a row: it has as many pixels as divide a row best, and the last of a row
+begins so early that it is whole, and computes some results a second time.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
-from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...quotient import share
-from ..emitters.axes import Axis
+from ..emitters.axes import Axis, Taps
 from ..emitters.loops import (
     Expr,
     bind,
     ceildiv,
+    conjunction,
     digits,
     int64,
     local,
     parallel,
     serial,
+    vector,
+    view,
     when,
+    zero,
 )
 from ..emitters.memory import NO_BORDER, Image, Memory
+from ..emitters.tiles import cache_sets_conflict, tile_rows
 from ..machine import Machine
+from . import pairs
 from . import tiles as matrix
-from .panels import Panels, pack
+from .panels import PAIR_BITS, Panels, pack
 from .tiles import PAIR, ROWS, SUMS, TERMS
 
 _LEAST = 8  # channels of one of several groups
 _BLOCK = 2 * SUMS  # channels of a step's sums
-_MOST_PAIRS = 16  # of tiles, of a task
+_MOST_TILES = 32  # of a task
 _MANY_TASKS = 8  # of each core, from which on their number need not be a multiple of the cores'
 _GAIN = 0.7  # of a step's products, to which filling up must bring them: it takes a copy
 
@@ -70,8 +79,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     (top, bottom), (left, right) = (axis.border() for axis in axes)
     border = (top, left, bottom, right)
     follow = axes[1].taps(0).as_terms(1, 1)[0] if groups == 1 else 1
-    filled = _filled(size[1] // groups, follow)
-    matrix.TILES.permit()
+    filled = _filled(size[1] // groups, follow if m.has_tiles else 0)
     panels = Panels(groups, out[1] // groups, filled, problem.r, problem.s)
     weight = pack(problem, memory, panels)
     read = memory.operand(operand, groups, size[1] // groups, border=border, block=filled)
@@ -86,9 +94,20 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         if all(x.has_dense_rows(width) for x in batch.tensors):
             height, width = 1, height * width * (batch.images if merged else 1)
             axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
-    core = _Core(problem, m, axes, panels)
-    with batch.each() as (_, count, (x, y)):
+    core = (_Tiles if m.has_tiles else _Pairs)(problem, m, axes, panels)
+    with used(m), batch.each() as (_, count, (x, y)):
         core.write(x, y, weight, 1 if merged else count)
+
+
+@contextmanager
+def used(m: Machine) -> Iterator[None]:
+    """The scope in a kernel of the machine's instructions for bfloat16."""
+    if not m.has_tiles:
+        with pairs.imported():
+            yield
+        return
+    matrix.TILES.permit()
+    yield
 
 
 def _chunk(length: int) -> int:
@@ -97,8 +116,11 @@ def _chunk(length: int) -> int:
 
 
 def _filled(channels: int, follow: int) -> int:
-    """Channels with as many more as lead to fewer products, where `follow` taps are one sum."""
+    """Channels with as many more as lead to fewer products, where `follow` taps are one sum; an
+    even number with 0."""
     even = ceildiv(channels, 2) * 2
+    if not follow:
+        return even
 
     def products(each: int) -> int:
         return each * follow // _chunk(each * follow)
@@ -108,101 +130,103 @@ def _filled(channels: int, follow: int) -> int:
 
 
 class _Core:
-    """Pairs of tiles of pixels, times 32 channels."""
+    """Steps of some tiles of pixels, times 32 channels."""
 
-    def __init__(self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels) -> None:
-        self.problem = problem
+    def __init__(
+        self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels, most: int,
+        count: int,
+    ) -> None:  # fmt: skip
+        """`most` : pixels of a tile; `count` : tiles of a step."""
         self.machine = m
         self.axes = axes
         self.panels = panels
         self.dtype = problem.dtype(problem.roles[2])
-        count = axes[1].count
-        self.rows = ceildiv(count, ceildiv(count, ROWS))  # of a tile: pixels
+        length = axes[1].count
+        self.rows = ceildiv(length, ceildiv(length, most))  # of a tile: pixels
+        self.count = count
         self.blocks = ceildiv(panels.blocks, 2)
 
     def write(self, x: Image, y: Image, weight: Expr, images: int) -> None:
         rows, columns = self.axes
         size = (images, rows.count, ceildiv(columns.count, self.rows))
-        total = size[0] * size[1] * size[2]
-        pairs = ceildiv(total, 2)
-        groups, parts = self._sizes(pairs)
+        total = math.prod(size)
+        steps = ceildiv(total, self.count)
+        groups, parts = self._sizes(steps)
         each = ceildiv(self.blocks, parts)
         length, _ = columns.taps(0).as_terms(self.panels.reduced, x.w_step)
-        chunk = _chunk(length)
-        with parallel(groups, self.panels.groups, parts) as (group, g, part):
-            tiles = matrix.TILES
-            tiles.configure(
-                (self.rows,) * 6 + (chunk // 2,) * 2,
-                (SUMS * 4,) * 4 + (2 * chunk,) * 2 + (PAIR * 2,) * 2,
-            )
-            sums = local("sums", 2 * ROWS * _BLOCK, "float32")
-            begin, end = map(bind, share(group, pairs, groups))
+        with parallel(groups, self.panels.groups, parts) as (group, g, part), self._task(length):
+            begin, end = map(bind, share(group, steps, groups))
             with serial(rows.phases * columns.phases) as phase, serial(each) as i:
                 phases = digits(phase, (rows.phases, columns.phases))
                 block = bind(part * each + i)
                 with (
                     when(block < self.blocks if self.blocks % each else True),
-                    serial(end, begin) as pair,
+                    serial(end, begin) as step,
                 ):
-                    numbers = [bind(pair * 2), bind(T.min(int64(pair * 2 + 1), int64(total - 1)))]
-                    places = [digits(number, size) for number in numbers]
-                    places = [
-                        (n, a, bind(T.min(int64(b * self.rows), int64(columns.count - self.rows))))
-                        for n, a, b in places
-                    ]
-                    self._sums(x, weight, sums, places, phases, (g, block), chunk)
+                    places = [self._place(step * self.count + t, size) for t in range(self.count)]
+                    sums = self._sums(x, weight, places, phases, (g, block))
                     for t, place in enumerate(places):
                         self._store(y, sums, t, place, phases, (g, block))
-            tiles.release()
 
-    def _sizes(self, pairs: int) -> tuple[int, int]:
-        """(groups of pairs, parts of the blocks of channels): as many tasks as have even work."""
+    def _place(self, tile: Expr, size: tuple[int, int, int]) -> tuple[Expr, Expr, Expr]:
+        """(image, row, first column) of a tile; the last one again where there is no such."""
+        last = math.prod(size) - 1
+        n, a, b = digits(bind(T.min(int64(tile), int64(last))), size)
+        first = T.min(int64(b * self.rows), int64(self.axes[1].count - self.rows))
+        return n, a, bind(first)
+
+    def _sizes(self, steps: int) -> tuple[int, int]:
+        """(groups of steps, parts of the blocks of channels): as many tasks as have even work."""
         rows, columns = self.axes
-        pair = 2 * self.rows * self.panels.reduced * 2 * rows.scale * columns.scale
-        most = max(1, min(_MOST_PAIRS, self.machine.l2_bytes // 2 // pair))
+        pixels = self.count * self.rows * rows.scale * columns.scale
+        fitting = self.machine.l2_bytes // 2 // (pixels * self.panels.reduced * 2)
+        most = max(1, min(_MOST_TILES // self.count, fitting))
         cores = self.machine.cores
-        groups = ceildiv(pairs, most)
+        groups = ceildiv(steps, most)
         if self.panels.groups % cores:
-            groups = min(pairs, ceildiv(groups, cores) * cores)
+            groups = min(steps, ceildiv(groups, cores) * cores)
         tasks = groups * self.panels.groups
         fair = [x for x in range(1, self.blocks + 1) if self.blocks % x == 0]
         even = (x for x in fair if tasks * x % cores == 0 or tasks * x >= _MANY_TASKS * cores)
         return groups, next(even, self.blocks)
 
-    def _sums(
-        self, x: Image, weight: Expr, sums: Expr, places: list[tuple[Expr, Expr, Expr]],
-        phases: list[Expr], where: tuple[Expr, Expr], chunk: int,
-    ) -> None:  # fmt: skip
+    def _operands(
+        self, x: Image, places: list[tuple[Expr, Expr, Expr]], phases: list[Expr],
+        where: tuple[Expr, Expr],
+    ) -> tuple[list[Expr], list[Expr], tuple[Taps, Taps]]:  # fmt: skip
+        """Where the first tap's pixels of each tile are, and its weights, in two panels; taps."""
         rows, columns = self.axes
         g, block = where
-        panels, tiles = self.panels, matrix.TILES
+        panels = self.panels
         h, w = rows.taps(phases[0]), columns.taps(phases[1])
-        length, w_count = w.as_terms(panels.reduced, x.w_step)
         origins = [
             bind(x.at(n, a * rows.scale + h.offset, b * columns.scale + w.offset, g))
             for n, a, b in places
         ]
         first = bind(g * panels.blocks + block * 2)
-        second = (
-            first + 1
-            if panels.blocks % 2 == 0
-            else bind(T.min(int64(first + 1), int64(g * panels.blocks + panels.blocks - 1)))
-        )
+        second = first + 1
+        if panels.blocks % 2:  # the last of 32 channels has one panel, which is read twice
+            last = g * panels.blocks + panels.blocks - 1
+            second = bind(T.min(int64(second), int64(last)))
         start = h.first * panels.r_step + w.first * panels.s_step
-        weights = [bind(b * panels.block_step + start) for b in (first, second)]
-        for i in range(4):
-            tiles.zero(i)
-        with serial(h.count) as r, serial(w_count) as s:
-            here = [bind(origin + x.step((h, w), r, s)) for origin in origins]
-            there = [bind(at + panels.step((h, w), r, s)) for at in weights]
-            with serial(length // chunk) as c:
-                for i in range(2):
-                    tiles.load(4 + i, x.buffer, here[i] + c * chunk, columns.scale * x.w_step)
-                    tiles.load(6 + i, weight, there[i] + c * chunk * SUMS, PAIR)
-                for i in range(4):
-                    tiles.product(i, 4 + i // 2, 6 + i % 2)
-        for i in range(4):
-            tiles.store(i, sums, i // 2 * ROWS * _BLOCK + i % 2 * SUMS, _BLOCK)
+        return origins, [bind(b * panels.block_step + start) for b in (first, second)], (h, w)
+
+    @contextmanager
+    def _task(self, length: int) -> Iterator[None]:
+        """What is written of a task, with sums of rows of so many terms."""
+        yield
+
+    def _sums(
+        self, x: Image, weight: Expr, places: list[tuple[Expr, Expr, Expr]], phases: list[Expr],
+        where: tuple[Expr, Expr],
+    ) -> Expr:  # fmt: skip
+        """A step's sums: [tile][pixel][channel]."""
+        raise NotImplementedError
+
+    def _each_row(self) -> Iterator[Expr]:
+        """A tile's pixels, one after another."""
+        with serial(self.rows) as j:
+            yield j
 
     def _store(
         self, y: Image, sums: Expr, t: int, place: tuple[Expr, Expr, Expr], phases: list[Expr],
@@ -214,18 +238,93 @@ class _Core:
         rows, columns = self.axes
         row, exists_row = rows.place(a, phases[0])
         rest = self.panels.sums % _BLOCK
-        last = block == self.blocks - 1
-        with when(exists_row), serial(self.rows) as j:
-            column, exists = columns.place(b + j, phases[1])
-            at = bind(y.at(n, row, column, g) + block * _BLOCK)
-            start = t * ROWS * _BLOCK + j * _BLOCK
-            with when(exists):
-                if self.blocks > 1 or not rest:
-                    with when(tirx.Not(last) if rest else True):
-                        self._put(y.buffer, at, sums, start, _BLOCK)
-                if rest:
-                    with when(last if self.blocks > 1 else True):
-                        self._put(y.buffer, at, sums, start, rest)
+        widths = [(_BLOCK, block < self.blocks - 1), (rest, block == self.blocks - 1)]
+        if not rest or self.blocks == 1:
+            widths = [(rest or _BLOCK, True)]
+        converts = self.machine.has_bfloat16
+        with when(exists_row):
+            for j in self._each_row():
+                column, exists = columns.place(b + j, phases[1])
+                at = bind(y.at(n, row, column, g) + block * _BLOCK)
+                start = (t * self.rows + j) * _BLOCK
+                for width, fits in widths:
+                    with when(conjunction(exists, fits)):
+                        matrix.put(y.buffer, self.dtype, at, sums, start, width, converts)
 
-    def _put(self, target: Expr, at: Expr, sums: Expr, start: Expr, count: int) -> None:
-        matrix.put(target, self.dtype, at, sums, start, count, self.machine.rounds_to_bfloat16)
+
+class _Tiles(_Core):
+    """Two of them, of 16 pixels at most: 2 x 2 of sums."""
+
+    def __init__(self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels) -> None:
+        super().__init__(problem, m, axes, panels, ROWS, 2)
+
+    @contextmanager
+    def _task(self, length: int) -> Iterator[None]:
+        chunk = _chunk(length)
+        tiles = matrix.TILES
+        tiles.configure(
+            (self.rows,) * 6 + (chunk // 2,) * 2,
+            (SUMS * 4,) * 4 + (2 * chunk,) * 2 + (PAIR * 2,) * 2,
+        )
+        self._memory = local("sums", 2 * self.rows * _BLOCK, "float32")
+        yield
+        tiles.release()
+
+    def _sums(
+        self, x: Image, weight: Expr, places: list[tuple[Expr, Expr, Expr]], phases: list[Expr],
+        where: tuple[Expr, Expr],
+    ) -> Expr:  # fmt: skip
+        tiles, (_, columns) = matrix.TILES, self.axes
+        origins, weights, taps = self._operands(x, places, phases, where)
+        length, count = taps[1].as_terms(self.panels.reduced, x.w_step)
+        chunk = _chunk(length)
+        for i in range(4):
+            tiles.zero(i)
+        with serial(taps[0].count) as r, serial(count) as s:
+            here = [bind(origin + x.step(taps, r, s)) for origin in origins]
+            there = [bind(at + self.panels.step(taps, r, s)) for at in weights]
+            with serial(length // chunk) as c:
+                for i in range(2):
+                    tiles.load(4 + i, x.buffer, here[i] + c * chunk, columns.scale * x.w_step)
+                    tiles.load(6 + i, weight, there[i] + c * chunk * SUMS, PAIR)
+                for i in range(4):
+                    tiles.product(i, 4 + i // 2, 6 + i % 2)
+        for i in range(4):
+            at = i // 2 * self.rows * _BLOCK + i % 2 * SUMS
+            tiles.store(i, self._memory, at, _BLOCK)
+        return self._memory
+
+
+class _Pairs(_Core):
+    """One, of as many pixels as there are registers for."""
+
+    def __init__(self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels) -> None:
+        step = panels.reduced * panels.groups * 2 * axes[1].scale
+        most = tile_rows(m, 2)
+        if cache_sets_conflict(m, most, step):
+            most = m.l1_ways // 2
+        super().__init__(problem, m, axes, panels, most, 1)
+
+    def _each_row(self) -> Iterator[Expr]:
+        yield from range(self.rows)  # sums are in registers, which have no numbers at run time
+
+    def _sums(
+        self, x: Image, weight: Expr, places: list[tuple[Expr, Expr, Expr]], phases: list[Expr],
+        where: tuple[Expr, Expr],
+    ) -> Expr:  # fmt: skip
+        origins, weights, taps = self._operands(x, places, phases, where)
+        length, count = taps[1].as_terms(self.panels.reduced, x.w_step)
+        step = self.axes[1].scale * x.w_step
+        pixels, terms = view(x.buffer, PAIR_BITS), view(weight, PAIR_BITS)
+        sums = local("sums", self.rows * _BLOCK, "float32")
+        for i in range(0, self.rows * _BLOCK, SUMS):
+            T.buffer_store(sums, zero("float32", SUMS), [vector(i, SUMS)])
+        with serial(taps[0].count) as r, serial(count) as s:
+            here = bind((origins[0] + x.step(taps, r, s)) // 2)
+            there = [bind((at + self.panels.step(taps, r, s)) // 2) for at in weights]
+            with serial(length // 2) as j:
+                pairs.outer(
+                    sums, [pixels[int64(here + i * (step // 2) + j)] for i in range(self.rows)],
+                    [terms[vector(at + j * SUMS, SUMS)] for at in there],
+                )  # fmt: skip
+        return sums

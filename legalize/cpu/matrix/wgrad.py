@@ -1,10 +1,10 @@
-"""wgrad in tiles: rows are filters, columns are channels, and pixels are summed over.
+"""wgrad of bfloat16: rows are filters, columns are channels, and pixels are summed over.
 
 A task packs a unit of pixels first, in pairs: of two lines of the gradient the pixels of a column
 are a pair, whatever the length of a line.  The data of a tap are [block of 16 channels][pair]
-[channel][pixel of the pair], as a product's second operand is; the gradient's pairs are transposed
-after that, since a row of the first operand has pairs of one filter.  Sums are loaded and stored
-once per tap and unit.
+[channel][pixel of the pair], as a product's second operand is, and so is the gradient, whose pairs
+are transposed for AMX: there a row of the first operand has pairs of one filter.  Sums are loaded
+and stored once per tap and unit.
 
 What is off the image are zeros of the data, which meet the gradient; where the gradient has no
 pixel both are zeros: zero times infinity is not zero.
@@ -15,7 +15,7 @@ The parts' sums are added in a fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -34,6 +34,7 @@ from ..emitters.loops import (
     conjunction,
     head,
     int64,
+    local,
     parallel,
     serial,
     vector,
@@ -46,11 +47,14 @@ from ..emitters.partial_sums import parts_of
 from ..machine import Machine
 from ..wgrad.pixels import at_least, reach
 from ..wgrad.work_split import Work, best_split
+from . import pairs
 from . import tiles as matrix
+from .affine import used
 from .panels import BITS, INTERLEAVED, PAIR_BITS
 from .tiles import COUNT, PAIR, ROWS, SUMS
 
 _BLOCK = 2 * SUMS  # filters or channels of a step's sums
+_FILTERS = 8  # with sums in registers at a time
 _TILE = ROWS * PAIR  # elements of a tile of operands
 _SUMS = ROWS * SUMS  # of one of sums
 
@@ -88,7 +92,6 @@ def _lines(count: int, columns: int, total: int, target: int) -> _Lines:
 def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, core, sum of the parts, result out."""
     groups = problem.groups
-    matrix.TILES.permit()
     batch = memory.batch(
         memory.operand("grad", groups, problem.k // groups),
         memory.operand("data", groups, problem.c // groups),
@@ -96,6 +99,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     core = _Core(problem, m, batch.images, batch.tensors)
     sums = memory.scratch.new("sums", core.size, "float32")
     with (
+        used(m),
         parts_of(sums, memory, core.size, core.split.splits, SUMS) as parts,
         batch.each() as (number, _, tensors),
     ):
@@ -106,6 +110,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
 class _Core:
     def __init__(self, problem: ConvProblem, m: Machine, images: int, tensors: list[Image]) -> None:
         self.problem = problem
+        self.has_tiles = m.has_tiles
         self.filters = problem.k // problem.groups
         self.channels = problem.c // problem.groups
         self.blocks, self.tiles = ceildiv(self.filters, _BLOCK), ceildiv(self.channels, _BLOCK)
@@ -138,9 +143,9 @@ class _Core:
     def write(self, parts: Expr, y: Image, x: Image, is_first: Expr) -> None:
         """Adds the sums over some images, the first of which find no sums yet."""
         split, problem, lines = self.split, self.problem, self.lines
-        tiles = matrix.TILES
         with parallel(split.splits, problem.groups, *split.chunks(self.work)) as (i, g, kc, cc):
-            tiles.configure((ROWS,) * COUNT, (4 * SUMS,) * COUNT)
+            if self.has_tiles:
+                matrix.TILES.configure((ROWS,) * COUNT, (4 * SUMS,) * COUNT)
             scratch = Scratch()
             grad = scratch.new("grad_panels", split.k_blocks * 2 * self.step, "bfloat16")
             data = scratch.new("data_panels", split.c_tiles * 2 * self.step, "bfloat16")
@@ -153,7 +158,8 @@ class _Core:
             begin, end = map(bind, share(i, lines.units, split.splits))
             with serial(end, begin) as unit:
                 packing[0].pack(g, unit, None)
-                packing[0].transpose()
+                if self.has_tiles:
+                    packing[0].transpose()
                 is_new = conjunction(is_first, unit == begin)
                 with serial(problem.r) as r, serial(problem.s) as s:
                     packing[1].pack(g, unit, (r, s))
@@ -167,9 +173,11 @@ class _Core:
                         at = bind(
                             place + ((blocks[0] + b) * self.tiles + channels[0] + t) * 4 * _SUMS
                         )
-                        self._tiles(parts, at, grad, b, data, t, is_new)
+                        write = self._tiles if self.has_tiles else self._pairs
+                        write(parts, at, grad, b, data, t, is_new)
             scratch.keep()
-            tiles.release()
+            if self.has_tiles:
+                matrix.TILES.release()
 
     def _tiles(
         self, sums: Expr, at: Expr, grad: Expr, b: Expr, data: Expr, t: Expr, is_new: Expr
@@ -191,6 +199,38 @@ class _Core:
                 tiles.product(i, 4 + i // 2, 6 + i % 2)
         for i in range(4):
             tiles.store(i, sums, at + i * _SUMS, SUMS)
+
+    def _pairs(
+        self, sums: Expr, at: Expr, grad: Expr, b: Expr, data: Expr, t: Expr, is_new: Expr
+    ) -> None:
+        """The same sums, of a few filters at a time in registers."""
+        values, terms = view(grad, PAIR_BITS), view(data, PAIR_BITS)
+        step = self.step // 2
+        with serial(2) as i, serial(SUMS // _FILTERS) as part:
+            acc = local("acc", _FILTERS * _BLOCK, "float32")
+
+            def each() -> Iterator[tuple[Expr, Expr]]:
+                for k in range(_FILTERS):
+                    for v in range(2):
+                        there = at + (2 * i + v) * _SUMS + (part * _FILTERS + k) * SUMS
+                        yield vector((2 * k + v) * SUMS, SUMS), vector(there, SUMS)
+
+            with T.If(is_new):
+                with T.Then():
+                    for register, _ in each():
+                        T.buffer_store(acc, zero("float32", SUMS), [register])
+                with T.Else():
+                    for register, place in each():
+                        T.buffer_store(acc, sums[place], [register])
+            here = bind((2 * b + i) * step + part * _FILTERS)
+            there = bind(2 * t * step)
+            with serial(self.lines.chunks * ROWS) as j:
+                pairs.outer(
+                    acc, [values[int64(here + j * SUMS + k)] for k in range(_FILTERS)],
+                    [terms[vector(there + v * step + j * SUMS, SUMS)] for v in range(2)],
+                )  # fmt: skip
+            for register, place in each():
+                T.buffer_store(sums, acc[register], [place])
 
     def finish(self, sums: Expr, memory: Memory) -> None:
         """The result, of sums in tiles."""

@@ -19,7 +19,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 AVX512, AVX2 = (
     {"kind": "llvm", "mcpu": f"x86-64-{v}", "keys": ["cpu", WINOGRAD]} for v in ("v4", "v3")
 )
-TILES = {"kind": "llvm", "mcpu": "sapphirerapids"}
+TILES, PAIRS = ({"kind": "llvm", "mcpu": cpu} for cpu in ("sapphirerapids", "cooperlake"))
 WIDE = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
 
 
@@ -47,6 +47,8 @@ CASES = {
     "direct": (problem("dgrad", 64, 128, 28, 5), AVX512),
     "tiles": (half(problem("dgrad", 64, 128, 28, 5)), TILES),
     "tiles wgrad": (half(problem("wgrad", 64, 128, 28, 5)), TILES),
+    "pairs": (half(problem("fprop", 64, 128, 28, 5)), PAIRS),
+    "pairs wgrad": (half(problem("wgrad", 64, 128, 28, 5)), PAIRS),
 }
 
 
