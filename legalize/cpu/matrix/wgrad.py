@@ -6,6 +6,8 @@ are a pair, whatever the length of a line.  The data of a tap are [block of 16 c
 are transposed for AMX: there a row of the first operand has pairs of one filter.  Sums are loaded
 and stored once per tap and unit.
 
+Where channels are few, a row of taps is one tap of more channels, of a copy with a border.
+
 What is off the image are zeros of the data, which meet the gradient; where the gradient has no
 pixel both are zeros: zero times infinity is not zero.
 
@@ -42,7 +44,7 @@ from ..emitters.loops import (
     when,
     zero,
 )
-from ..emitters.memory import Image, Memory
+from ..emitters.memory import NO_BORDER, Border, Image, Memory
 from ..emitters.partial_sums import parts_of
 from ..machine import Machine
 from ..wgrad.pixels import at_least, reach
@@ -92,27 +94,44 @@ def _lines(count: int, columns: int, total: int, target: int) -> _Lines:
 def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, core, sum of the parts, result out."""
     groups = problem.groups
+    border = _border(problem, memory)
     batch = memory.batch(
         memory.operand("grad", groups, problem.k // groups),
-        memory.operand("data", groups, problem.c // groups),
+        memory.operand("data", groups, problem.c // groups, border=border or NO_BORDER),
     )
-    core = _Core(problem, m, batch.images, batch.tensors)
+    core = _Core(problem, m, batch.images, batch.tensors, border is not None)
     sums = memory.scratch.new("sums", core.size, "float32")
     with (
         used(m),
         parts_of(sums, memory, core.size, core.split.splits, SUMS) as parts,
-        batch.each() as (number, _, tensors),
+        batch.each() as (number, _, (y, x)),
     ):
-        core.write(parts, *tensors, number == 0)
+        core.write(parts, y, x, number == 0)
     core.finish(sums, memory)
 
 
+def _border(problem: ConvProblem, memory: Memory) -> Border | None:
+    """Of data of few channels, where a row of taps is as if it were one tap of more channels, with
+    no tap off the image; None where it is not, in the data's memory or the result's."""
+    step, channels = memory.strides("weight"), problem.c * problem.s
+    if problem.groups > 1 or problem.s == 1 or channels > _BLOCK or problem.dilation[1] > 1:
+        return None
+    if step["W"] != problem.c * step["I"]:
+        return None
+    last = (problem.q - 1) * problem.strides[1] + problem.s - 1 - problem.padding[1]
+    return 0, problem.padding[1], 0, max(0, last - problem.w + 1)
+
+
 class _Core:
-    def __init__(self, problem: ConvProblem, m: Machine, images: int, tensors: list[Image]) -> None:
+    def __init__(
+        self, problem: ConvProblem, m: Machine, images: int, tensors: list[Image], folds: bool
+    ) -> None:
         self.problem = problem
+        self.folds = folds  # a row of taps is one tap
+        self.columns = 1 if folds else problem.s  # of taps
         self.has_tiles = m.has_tiles
         self.filters = problem.k // problem.groups
-        self.channels = problem.c // problem.groups
+        self.channels = problem.c // problem.groups * (problem.s if folds else 1)
         self.blocks, self.tiles = ceildiv(self.filters, _BLOCK), ceildiv(self.channels, _BLOCK)
         p, q = problem.pixels
         pixels = images * p * q
@@ -128,7 +147,7 @@ class _Core:
             self.lines = _lines(ceildiv(pixels, ROWS), ROWS, pixels, target)
         else:
             self.lines = _lines(images * p, q, pixels, target)
-        self.taps = problem.r * problem.s
+        self.taps = problem.r * self.columns
         self.step = self.lines.chunks * _TILE  # of a panel of 16 filters or channels
         self.tap_step = self.blocks * self.tiles * 4 * _SUMS
         self.size = problem.groups * self.taps * self.tap_step
@@ -161,10 +180,10 @@ class _Core:
                 if self.has_tiles:
                     packing[0].transpose()
                 is_new = conjunction(is_first, unit == begin)
-                with serial(problem.r) as r, serial(problem.s) as s:
+                with serial(problem.r) as r, serial(self.columns) as s:
                     packing[1].pack(g, unit, (r, s))
                     place = bind(
-                        i * self.size + (g * self.taps + r * problem.s + s) * self.tap_step
+                        i * self.size + (g * self.taps + r * self.columns + s) * self.tap_step
                     )
                     with (
                         serial(blocks[1] - blocks[0]) as b,
@@ -237,9 +256,9 @@ class _Core:
         problem, step = self.problem, memory.strides("weight")
         target, dtype = memory.flat("weight"), problem.dtype("weight")
         filters, channels = ceildiv(self.filters, SUMS), ceildiv(self.channels, SUMS)
-        grid = problem.groups, problem.r, problem.s, filters
+        grid = problem.groups, problem.r, self.columns, filters
         with parallel(*grid) as (g, r, s, k), serial(channels) as c:
-            tap = bind((g * self.taps + r * problem.s + s) * self.tap_step)
+            tap = bind((g * self.taps + r * self.columns + s) * self.tap_step)
             at = bind(tap + ((k // 2 * self.tiles + c // 2) * 4 + k % 2 * 2 + c % 2) * _SUMS)
             there = bind(
                 (g * self.filters + k * SUMS) * step["O"] + c * SUMS * step["I"]
@@ -282,7 +301,7 @@ class _Packing:
         core, problem = self.core, self.core.problem
         lines = core.lines
         left, right = 0, lines.columns
-        if tap and not core.is_long:
+        if tap and not core.is_long and not core.folds:
             left, right = reach(problem, 1, tap[1], lines.columns)
             if not isinstance(left, int) or not isinstance(right, int):
                 left = bind(T.min(left, lines.columns))
@@ -397,10 +416,12 @@ class _Packing:
             for i in (0, 1):
                 place = vector(at + i * self.core.step, PAIR)
                 T.buffer_store(self.target, zero(BITS, PAIR), [place])
-            with serial(count) as c:
-                place = bind(at + c // SUMS * self.core.step + c % SUMS * 2)
-                for i in (0, 1):
-                    T.buffer_store(self.target, read(i, b, c, 1), [int64(place + i)])
+            for start, lanes in _pieces(count):
+                both = [read(i, b, start, lanes) for i in (0, 1)]
+                place = at + start // SUMS * self.core.step + start % SUMS * 2
+                order = [x // 2 + lanes * (x % 2) for x in range(2 * lanes)]
+                value = tirx.Shuffle(both, order)
+                T.buffer_store(self.target, value, [vector(place, 2 * lanes)])
 
         self._each(block)
 
@@ -430,6 +451,15 @@ def _chunk(number: Expr, size: int, total: int) -> tuple[Expr, Expr]:
         return 0, total
     begin = bind(number * size)
     return begin, bind(T.min(int64(begin + size), int64(total)))
+
+
+def _pieces(count: int) -> Iterator[tuple[int, int]]:
+    """(start, lanes) of vectors of so many elements, of which none crosses a block of 16."""
+    start = 0
+    while start < count:
+        lanes = min(SUMS, 1 << (count - start).bit_length() - 1)
+        yield start, lanes
+        start += lanes
 
 
 def _widths(count: int, number: Expr) -> list[tuple[int, Expr]]:

@@ -32,6 +32,7 @@ n=2 c=64 h=9 w=9 k=64 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC
 n=3 c=40 h=7 w=5 k=48 r=1 s=1 layout=NHWC/HWIO/NHWC
 n=2 c=64 h=9 w=20 k=72 r=3 s=3 stride=2,2 pad=1,1,1,1 layout=NHWC/OHWI/NHWC
 n=1 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3 layout=NHWC/HWIO/NHWC
+n=3 c=5 h=11 w=13 k=17 r=3 s=3 pad=1,2,1,0 stride=2,1 layout=NCHW/OHWI/NCHW
 n=2 c=24 h=5 w=6 k=40 r=3 s=3 pad=1,1,1,1
 n=2 c=17 h=7 w=11 k=13 r=3 s=5 pad=1,2,1,2
 n=2 c=12 h=6 w=6 k=8 r=1 s=1 pad=1,0,2,1
@@ -44,6 +45,7 @@ SPECIAL = (
     "n=2 c=5 h=9 w=8 k=18 r=3 s=2 stride=2,3 pad=1,0,2,1 dil=2,1",
     "n=2 c=16 h=8 w=7 k=16 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
     "n=3 c=16 h=7 w=5 k=16 r=1 s=1 layout=NHWC/HWIO/NHWC",
+    "n=2 c=5 h=8 w=7 k=6 r=3 s=3 stride=1,2 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
 )
 CASES = [
     ConvProblem.parse(f"{kind.value} {line} dtype=bf16/bf16/bf16")
@@ -53,7 +55,7 @@ CASES = [
 # Of the sums without rounding.
 CASES += [
     replace(CASES[3 * 2], grad_dtype="float32"), replace(CASES[3 * 3 + 1], data_dtype="float32"),
-    replace(CASES[3 * 6 + 2], weight_dtype="float32"),
+    replace(CASES[3 * 7 + 2], weight_dtype="float32"),
 ]  # fmt: skip
 BF16 = ml_dtypes.bfloat16
 HOST = machine(host_target())
