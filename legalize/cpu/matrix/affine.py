@@ -45,8 +45,9 @@ from .tiles import PAIR, ROWS, SUMS, TERMS
 
 _LEAST = 8  # channels of one of several groups
 _BLOCK = 2 * SUMS  # channels of a step's sums
-_MOST_TILES = 32  # of a task
-_MANY_TASKS = 8  # of each core, from which on their number need not be a multiple of the cores'
+# Cycles of a step beyond its products, of a task; bytes a cycle of what all cores share.  Rough:
+# they only choose between splits.
+_STEP, _TASK, _SHARED = 150, 2000, 6
 _GAIN = 0.7  # of a step's products, to which filling up must bring them: it takes a copy
 
 
@@ -132,6 +133,8 @@ def _filled(channels: int, follow: int) -> int:
 class _Core:
     """Steps of some tiles of pixels, times 32 channels."""
 
+    cycles: int  # of a step's products of 32 terms
+
     def __init__(
         self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels, most: int,
         count: int,
@@ -176,19 +179,33 @@ class _Core:
         return n, a, bind(first)
 
     def _sizes(self, steps: int) -> tuple[int, int]:
-        """(groups of steps, parts of the blocks of channels): as many tasks as have even work."""
+        """(groups of steps, parts of the blocks of channels), by an estimate of cycles.
+
+        A task reads the weights of its part and the pixels of its group, which stay in its level-2
+        cache, from a cache that all share or from memory.
+        """
         rows, columns = self.axes
-        pixels = self.count * self.rows * rows.scale * columns.scale
-        fitting = self.machine.l2_bytes // 2 // (pixels * self.panels.reduced * 2)
-        most = max(1, min(_MOST_TILES // self.count, fitting))
-        cores = self.machine.cores
-        groups = ceildiv(steps, most)
-        if self.panels.groups % cores:
-            groups = min(steps, ceildiv(groups, cores) * cores)
-        tasks = groups * self.panels.groups
-        fair = [x for x in range(1, self.blocks + 1) if self.blocks % x == 0]
-        even = (x for x in fair if tasks * x % cores == 0 or tasks * x >= _MANY_TASKS * cores)
-        return groups, next(even, self.blocks)
+        panels, cores = self.panels, self.machine.cores
+        pixels = self.count * self.rows * rows.scale * columns.scale * panels.reduced * 2
+        least = ceildiv(steps, max(1, self.machine.l2_bytes // 2 // pixels))
+        terms = panels.reduced * panels.rows * panels.columns
+        step = terms / TERMS * self.cycles / (rows.phases * columns.phases)
+
+        def cycles(groups: int, parts: int) -> float:
+            some, blocks = ceildiv(steps, groups), ceildiv(self.blocks, parts)
+            each = some * blocks * (step + _STEP) * rows.phases * columns.phases
+            read = blocks * terms * _BLOCK * 2 + some * pixels
+            tasks = panels.groups * groups * parts
+            return ceildiv(tasks, cores) * (each + read / _SHARED + _TASK)
+
+        options = [
+            (groups, parts)
+            for parts in sorted({ceildiv(self.blocks, x) for x in range(1, self.blocks + 1)})
+            for groups in sorted({
+                min(steps, max(least, ceildiv(x * cores, parts))) for x in (1, 2, 3, 4, 6, 8)
+            })
+        ]  # fmt: skip
+        return min(options, key=lambda option: cycles(*option))
 
     def _operands(
         self, x: Image, places: list[tuple[Expr, Expr, Expr]], phases: list[Expr],
@@ -255,6 +272,8 @@ class _Core:
 class _Tiles(_Core):
     """Two of them, of 16 pixels at most: 2 x 2 of sums."""
 
+    cycles = 4 * ROWS
+
     def __init__(self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels) -> None:
         super().__init__(problem, m, axes, panels, ROWS, 2)
 
@@ -297,6 +316,8 @@ class _Tiles(_Core):
 
 class _Pairs(_Core):
     """One, of as many pixels as there are registers for."""
+
+    cycles = 2 * 14 * TERMS // 2 // 2
 
     def __init__(self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels) -> None:
         step = panels.reduced * panels.groups * 2 * axes[1].scale
