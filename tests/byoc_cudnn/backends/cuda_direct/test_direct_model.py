@@ -31,7 +31,8 @@ from relay_wgrad.problem import ConvProblem
 from tests.support.partition_cases import problem_module
 
 MEASURED = (
-    "depthwise", "grouped", "first", "first_bf16", "depthwise_bf16", "grouped_bf16", "volume_layers",
+    "depthwise", "grouped", "first", "first_bf16", "depthwise_bf16", "grouped_bf16",
+    "volume_layers",
 )  # fmt: skip
 RESULTS = Path(__file__).parents[4] / "benchmarks/results"
 
