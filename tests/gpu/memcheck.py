@@ -6,8 +6,8 @@
 Parts may be named: of PARTS, or `own`, which is all but `cudnn` and `scaled`, or `ordered`; what
 needs nvcc or headers that are not there is left out, and said so.  Each result is compared with
 PyTorch's, NumPy's or TVM's on the CPU.  Problems of the libraries run twice, in the heuristic's
-choice and under the workspace's poison.  cuDNN's own kernels are checked along with what is handed to them;
-racecheck could only tell about those what nobody here can mend.
+choice and under the workspace's poison.  cuDNN's own kernels are checked along with what is handed
+to them; racecheck could only tell about those what nobody here can mend.
 
 What racecheck does not follow: bulk copies (TMA) and the barriers that wait for them, so that of
 CUTLASS's kernels for Hopper it sees the rest alone; and gates, at which a lane arrives for its warp

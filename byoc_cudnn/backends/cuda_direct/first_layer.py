@@ -199,7 +199,8 @@ def _results(problem: ConvProblem) -> Iterator[First]:
             phases = p.strides[-1] * p.c % 2 + 1
             items = ceil_div(rows * across, 2 * mt) * phases
             warps_ = ceil_div(items, ceil_div(items, _WARPS))
-            yield First(*fixed, rows, across, mt, nt, warps_, 2, *deep)
+            numbers: list[int] = [*fixed, rows, across, mt, nt, warps_, 2, *deep]
+            yield First(*numbers)
 
 
 def _gradients(problem: ConvProblem) -> Iterator[First]:
@@ -207,8 +208,10 @@ def _gradients(problem: ConvProblem) -> Iterator[First]:
     fixed, deep = _fixed(p)
     for most in (_UNITS, _UNITS // 2, 4):
         for rows, across in _tiles(p, (4, 2, 1, 8), most):
-            for mt, nt in _sums(First(*fixed, 1, 1, 1, 1, 1, 1, *deep)):
-                one = First(*fixed, rows, across, mt, nt, 1, 2, *deep)
+            known: list[int] = [*fixed, 1, 1, 1, 1, 1, 1, *deep]
+            for mt, nt in _sums(First(*known)):
+                numbers: list[int] = [*fixed, rows, across, mt, nt, 1, 2, *deep]
+                one = First(*numbers)
                 apart, splits = one.apart(), 1
                 while 2 * splits * apart <= _WARPS and 4 * splits <= rows * across:
                     splits *= 2

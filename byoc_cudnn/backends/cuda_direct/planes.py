@@ -91,7 +91,8 @@ def shapes(problem: ConvProblem, shared: int) -> Iterator[Planes]:
     p = problem
     for rows, columns in _TILES[p.kind]:
         if p.kind is not ConvKind.WGRAD or (p.p % rows == 0 and p.q % columns == 0):
-            found = Planes(p.c, p.k, *p.taps, *p.padding[:3], rows, columns)
+            numbers: list[int] = [p.c, p.k, *p.taps, *p.padding[:3], rows, columns]
+            found = Planes(*numbers)
             fits = p.kind is ConvKind.WGRAD or found.high(p.kind)
             if fits and found.shared(p.kind) <= shared:
                 yield found
