@@ -116,8 +116,8 @@ RULES = (
         _winograd, winograd_kernels.write_affine,
     ),
     Rule(
-        "packed wgrad", "few registers: both operands are packed into panels of a product",
-        _packed, packed.write,
+        "packed wgrad", "few registers, or strides or 1x1 with many channels: both operands are"
+        " packed into panels of a product", _packed, packed.write,
     ),
     Rule("direct wgrad", "sums over pixels wait in registers", _is_wgrad, unpacked.write),
     Rule("product", "1x1: a matrix product of pixels and channels", _pointwise, affine.write),

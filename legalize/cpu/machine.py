@@ -112,6 +112,17 @@ def tiles_are_permitted() -> bool:
     return is_known and bool(ctypes.CDLL(None).syscall(*TILES_REQUEST) == 0)
 
 
+def bfloat16_units(target: Target) -> str:
+    """What computes a target's products of bfloat16, in words."""
+    m, features = machine(target), codegen.llvm_get_cpu_features(target)
+    refused = "AMX's tiles are refused by Linux: " if _TILES in features and not m.has_tiles else ""
+    if m.has_tiles:
+        return "AMX's tiles"
+    return refused + (
+        "AVX512_BF16's pairs" if m.has_bfloat16 else "none, it is converted to float32"
+    )
+
+
 def disabled_features(cpu: str, present: Mapping[str, bool]) -> list[str]:
     """LLVM's features of a CPU model that a host of that model has not, sorted.
 

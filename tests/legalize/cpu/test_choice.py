@@ -81,6 +81,12 @@ def test_one_choice_is_written_and_told(
     assert made.name.rpartition(", ")[2] == RULES[-1].name
 
 
+@pytest.mark.parametrize(("channels", "name"), [(256, "packed wgrad"), (64, "direct wgrad")])
+def test_many_registers_pack_many_channels(channels: int, name: str) -> None:
+    made = legalize.cpu.kernel(problem("wgrad", channels, 2048, 7, 1), Target(AVX512))
+    assert made.name == name
+
+
 def test_all_are_tried() -> None:
     assert sorted(CASES) == sorted(rule.name for rule in RULES)
 

@@ -13,7 +13,13 @@ from tvm.target import Target
 
 import relay_wgrad
 from legalize import cpu
-from legalize.cpu.machine import Machine, host_target, machine, tiles_are_permitted
+from legalize.cpu.machine import (
+    Machine,
+    bfloat16_units,
+    host_target,
+    machine,
+    tiles_are_permitted,
+)
 from legalize.cpu.matrix import tiles
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -135,6 +141,15 @@ class Asking(Emulated):
     """Emulated, but for the request to Linux."""
 
     permit = tiles.Tiles.permit
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("sapphirerapids", "AMX's tiles"), ("znver4", "AVX512_BF16's pairs"),
+     ("haswell", "none, it is converted to float32")],
+)  # fmt: skip
+def test_what_a_target_has_is_said(name: str, words: str) -> None:
+    assert bfloat16_units(Target({"kind": "llvm", "mcpu": name})) == words
 
 
 @pytest.mark.usefixtures("emulated")
