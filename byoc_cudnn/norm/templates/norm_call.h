@@ -38,6 +38,10 @@ struct RelayWgradNormCall {
   int64_t workspace_bytes;
   RelayWgradNormOther other;
   RelayWgradNormWindows windows;
+  // Around a gate, of which each channel of an image has a number: what is before `out` is as above,
+  // of a batch that is `images` images.  `sums` are four for each channel of an image.
+  const void *gate, *lift, *sums;
+  void *squeezed, *new_sums;  // squeezed: or the gate's gradient
 };
 
 // What an object exports: 0, or a cudaError_t, negated.
