@@ -73,7 +73,9 @@ def _found(plan: Plan, forward: relax.Var) -> _Gate | None:
     if len(means) != 1 or len(products) != 2 or not _is_squeezed(means[0].value, y):
         return None
     for product, gradient in (products, products[::-1]):
-        gate = _other(product.value, y)
+        factor = _other(product.value, y)
+        spread = view.call(factor, "relax.broadcast_to")
+        gate = factor if spread is None else spread.args[0]
         dgate = view.sole_use(gradient.var)
         if not _is_of_images(gate, y) or dgate is None or dgate.var in view.results:
             continue
@@ -82,12 +84,14 @@ def _found(plan: Plan, forward: relax.Var) -> _Gate | None:
         written = _written(view, product.var, dtype)
         wide_dy = _other(gradient.value, y)
         dy = _narrow(view, wide_dy, dtype)
-        back = _backward(plan, forward, wide_dy, gate) if dy is not None else None
+        back = _backward(plan, forward, wide_dy, factor) if dy is not None else None
         if written is None or back is None or dy is None:
             continue
         out, residual, last, between = written
         backward, lift, gone = back
         gone |= {*ys, y, product.var, gradient.var, *between} - {out}
+        if spread is not None and gone.issuperset(b.var for b in view.users_of(factor)):
+            gone.add(factor)
         return _Gate(
             means[0].var, gate, out, residual, last, dy, dgate.var, lift, backward, gone
         )  # fmt: skip
@@ -160,12 +164,12 @@ def _written(
 
 
 def _backward(
-    plan: Plan, forward: relax.Var, dy: Expr, gate: Expr
+    plan: Plan, forward: relax.Var, dy: Expr, factor: Expr
 ) -> tuple[relax.Var, Expr, set[relax.Var]] | None:
     """(the backward call, the mean's part of its gradient, what is between)."""
     view = plan.function
     for product in view.users_of(dy) if isinstance(dy, relax.Var) else ():
-        if op_name(product.value) != "relax.multiply" or not _is(_other(product.value, dy), gate):
+        if op_name(product.value) != "relax.multiply" or not _is(_other(product.value, dy), factor):
             continue
         total = view.sole_use(product.var)
         if total is None or op_name(total.value) != "relax.add":
