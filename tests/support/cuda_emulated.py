@@ -87,7 +87,7 @@ class _Call(ctypes.Structure):
         ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int), ("together", ctypes.c_int),
         *((n, ctypes.c_void_p) for n in _NORM), ("workspace_bytes", ctypes.c_int64),
         *((f"other_{n}", ctypes.c_void_p) for n in _OTHER), ("windows", _Windows),
-        *((n, ctypes.c_void_p) for n in _GATED),
+        *((n, ctypes.c_void_p) for n in _GATED), ("fold", ctypes.c_int64),
     )  # fmt: skip
 
 

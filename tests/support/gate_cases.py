@@ -45,9 +45,7 @@ def size_of(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
     return ((4, shape[0], shape[-1]) if name == "sums" else shape[-1:]), False
 
 
-def expected(
-    given: dict[str, torch.Tensor], activation: str, last: str
-) -> dict[str, torch.Tensor]:
+def expected(given: dict[str, torch.Tensor], activation: str, last: str) -> dict[str, torch.Tensor]:
     """All results, of the operands by name, channels last; gradients by autograd.
 
     The gradient of what is normalized comes by the product and, as `lift`, by the mean.

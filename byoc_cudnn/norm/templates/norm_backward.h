@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(kThreads, kResident)
     A middle[V], scale[V], shift[V];
     load_statistics(middle, mean, at, shape);
     if constexpr (mask == Mask::kComputed) {
-      load_channels(scale, gamma + at.channel, at.left);
+      load_columns(scale, gamma, at, shape);
       load_statistics(shift, rstd, at, shape);
 #pragma unroll
       for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
-      load_channels(shift, beta + at.channel, at.left);
+      load_columns(shift, beta, at, shape);
     }
     auto add = [&](int64_t row, Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& a,
                    const Pack<T, V>& b, uint8_t through) {
@@ -139,6 +139,15 @@ __global__ void __launch_bounds__(kThreads, kResident)
   write_sums<V>(sums, partial, shape);
 }
 
+// Of one of both sums, for the channel of a thread: of all blocks, and of all rows that are one there.
+template <typename A>
+__device__ inline A over_folds(const A* from, const Shape& shape) {
+  const int fold = static_cast<int>(shape.fold);
+  return over_blocks<A>(shape.blocks * fold, [&](int i) {
+    return from[2 * (i / fold) * shape.channels + i % fold * shape.real()];
+  });
+}
+
 template <typename A>
 __global__ void __launch_bounds__(kFew* kParts)
     gradient_of_parameters(const A* __restrict__ partial, const A* __restrict__ rstd,
@@ -146,9 +155,7 @@ __global__ void __launch_bounds__(kFew* kParts)
   begin();
   const FewPlace at(shape);
   const A* const from = partial + at.from;
-  const A plain = over_blocks<A>(shape.blocks, [&](int y) { return from[2 * y * shape.channels]; });
-  const A weighted =
-      over_blocks<A>(shape.blocks, [&](int y) { return from[(2 * y + 1) * shape.channels]; });
+  const A plain = over_folds<A>(from, shape), weighted = over_folds<A>(from + shape.channels, shape);
   if (!at.writes) return;
   dbeta[at.channel] = plain;
   dgamma[at.channel] = weighted * rstd[at.channel];
@@ -162,9 +169,7 @@ __global__ void __launch_bounds__(kFew* kParts)
   begin();
   const FewPlace at(shape);
   A* const from = partial + shape.partial_at(at.image, 0, 2) + at.from;
-  const A plain = over_blocks<A>(shape.blocks, [&](int y) { return from[2 * y * shape.channels]; });
-  const A weighted =
-      over_blocks<A>(shape.blocks, [&](int y) { return from[(2 * y + 1) * shape.channels]; });
+  const A plain = over_folds<A>(from, shape), weighted = over_folds<A>(from + shape.channels, shape);
   if (!at.writes) return;
   from[0] = plain;
   from[shape.channels] = weighted * rstd[shape.statistic_at(at.image, at.channel)];
@@ -227,19 +232,19 @@ __device__ inline void load_slopes(A (&middle)[V], A (&scale)[V], A (&shift)[V],
                                    const A* rstd, const A* dgamma, const A* dbeta, int64_t apart,
                                    const Place& at, const Shape& shape) {
   load_statistics(middle, mean, at, shape);
-  load_channels(scale, gamma + at.channel, at.left);
+  load_columns(scale, gamma, at, shape);
   load_statistics(shift, rstd, at, shape);
-  load_channels(slope, dgamma + at.image * apart + at.channel, at.left);
-  load_channels(level, dbeta + at.image * apart + at.channel, at.left);
+  load_columns(slope, dgamma + at.image * apart, at, shape);
+  load_columns(level, dbeta + at.image * apart, at, shape);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    const A each = A(1) / (A(shape.rows) * A(shape.group));
+    const A each = A(1) / (A(shape.rows * shape.fold) * A(shape.group));
     scale[i] = times(scale[i], shift[i]);
     const A factor = shape.group == 1 ? scale[i] : shift[i];
     slope[i] = factor * shift[i] * (slope[i] * each);
     level[i] = factor * (level[i] * each);
   }
-  if constexpr (mask == Mask::kComputed) load_channels(shift, beta + at.channel, at.left);
+  if constexpr (mask == Mask::kComputed) load_columns(shift, beta, at, shape);
 }
 
 template <typename T, int V, bool whole, Activation act, Mask mask>
@@ -454,8 +459,11 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
-  return finished(whole ? backward_by<T, true, act, mask, summed>(call, stream)
-                        : backward_by<T, false, act, mask, summed>(call, stream));
+  const RelayWgradNormCall wide = folded<kVector<T>>(call);
+  const bool packs =
+      is_whole<T>(wide.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out});
+  return finished(packs ? backward_by<T, true, act, mask, summed>(wide, stream)
+                        : backward_by<T, false, act, mask, summed>(wide, stream));
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ struct RelayWgradNormCall {
   // of a batch that is `images` images.  `sums` are four for each channel of an image.
   const void *gate, *lift, *sums;
   void *squeezed, *new_sums;  // squeezed: or the gate's gradient
+  int64_t fold;  // of kernels' own: rows that are side by side
 };
 
 // What an object exports: 0, or a cudaError_t, negated.
@@ -53,6 +54,16 @@ constexpr int64_t kNormBlocks = 2, kNormChannels = 256, kNormSums = 3;
 
 // Of calls whose rows have statistics of their own: blocks of a multiprocessor, and sums of a channel.
 constexpr int64_t kNormRowBlocks = 4, kNormRowSums = 2;
+
+// Rows that kernels take side by side, as one of so many times the channels, so that it is whole packs of
+// `vector`: where each channel has statistics of its own.  By sizes alone, since what goes as bits from
+// forward to backward is in such rows' order; partial sums then have room as of 256 channels.
+inline int64_t norm_fold(int64_t images, int64_t rows, int64_t channels, int64_t groups, int64_t vector) {
+  int64_t fold = 1;
+  while (channels * fold % vector != 0) fold *= 2;
+  const int64_t most = images == 1 ? 4096 : (channels + kNormChannels - 1) / kNormChannels * kNormChannels;
+  return groups == channels && rows % fold == 0 && channels * fold <= most ? fold : 1;
+}
 
 // Bytes that a call's partial sums take at most.  Fewer are right too, with fewer blocks, as long as
 // there are all sums for each channel of an image.

@@ -45,7 +45,10 @@ struct Shape {
   int blocks;                      // over an image's rows
   int tiles;                       // blocks side by side, for an image
   int64_t packs;                   // of a row
+  int64_t fold = 1;                // rows that are one here: a channel is there so many times
 
+  // What a channel has all values of.
+  __host__ __device__ int64_t real() const { return channels / fold; }
   __host__ __device__ int height() const { return kThreads / width; }
   __host__ __device__ int64_t chunk_rows() const { return int64_t{height()} * kUnroll; }
   // At most that many; all take the same number of chunks, or one less.
@@ -64,7 +67,7 @@ struct Shape {
   }
   // Where the statistics of a channel of an image are.
   __device__ int64_t statistic_at(int64_t image, int64_t channel) const {
-    return group == 1 ? image * channels + channel : image * (channels / group) + channel / group;
+    return group == 1 ? image * real() + channel : image * (channels / group) + channel / group;
   }
   // Rows that block `y` takes: every `blocks`-th chunk, of which the last may be short.
   __device__ int64_t rows_of(int y) const {
@@ -86,11 +89,23 @@ struct Place {
         channel(pack * vector), left(shape.channels - channel) {}
 };
 
+// Values of one a channel, of a thread's channels; of those that are not there zeros.
+template <int V, typename A>
+__device__ inline void load_columns(A (&to)[V], const A* from, const Place& at, const Shape& shape) {
+  if (shape.fold == 1) {
+    load_channels(to, from + at.channel, at.left);
+    return;
+  }
+  const int64_t real = shape.real();
+#pragma unroll
+  for (int i = 0; i < V; ++i) to[i] = i < at.left ? __ldg(from + (at.channel + i) % real) : A(0);
+}
+
 // The statistics of a thread's channels; of those that are not there zeros.
 template <int V, typename A>
 __device__ inline void load_statistics(A (&to)[V], const A* from, const Place& at, const Shape& shape) {
   if (shape.group == 1) {
-    load_channels(to, from + at.image * shape.channels + at.channel, at.left);
+    load_columns(to, from + at.image * shape.real(), at, shape);
     return;
   }
 #pragma unroll
@@ -233,10 +248,10 @@ struct FewPlace {
   int64_t image, channel, from;  // from: a channel that is there
   bool there, writes;
   __device__ explicit FewPlace(const Shape& shape) {
-    const int64_t each = (shape.channels + kFew - 1) / kFew;
+    const int64_t each = (shape.real() + kFew - 1) / kFew;
     image = blockIdx.x / each;
     channel = blockIdx.x % each * kFew + threadIdx.x % kFew;
-    there = channel < shape.channels;
+    there = channel < shape.real();
     writes = there && threadIdx.x < kFew;
     from = there ? channel : 0;
   }
@@ -283,6 +298,18 @@ struct GroupPlace {
 
 // ---- launching ----------------------------------------------------------------------------------------
 
+// A call whose rows are whole packs of channels, where its sizes let them be.
+template <int V>
+inline RelayWgradNormCall folded(const RelayWgradNormCall& call) {
+  RelayWgradNormCall wide = call;
+  wide.fold = norm_fold(call.images, call.rows, call.channels, call.groups, V);
+  if (wide.fold == 1) return wide;
+  wide.rows /= wide.fold;
+  wide.channels *= wide.fold;
+  wide.groups = wide.channels;
+  return wide;
+}
+
 template <int V>
 inline Shape shape_of(const RelayWgradNormCall& call, int sum_bytes) {
   const int64_t columns = (call.channels + V - 1) / V;
@@ -295,6 +322,7 @@ inline Shape shape_of(const RelayWgradNormCall& call, int sum_bytes) {
   }
   Shape shape{call.images, call.rows, call.channels, call.channels / call.groups, 0, width, 0, 0,
               columns};
+  shape.fold = call.fold > 1 ? call.fold : 1;
   shape.chunks = (call.rows + shape.chunk_rows() - 1) / shape.chunk_rows();
   shape.tiles = static_cast<int>((columns + width - 1) / width);
   const int64_t room = call.workspace_bytes / (kNormSums * sum_bytes * call.channels * call.images);
@@ -315,7 +343,7 @@ inline dim3 grid_of(const Shape& shape) {
 
 // Of `images` images' channels.
 inline dim3 few_grid(const Shape& shape, int64_t images = 1) {
-  return dim3(static_cast<unsigned>((shape.channels + kFew - 1) / kFew * images));
+  return dim3(static_cast<unsigned>((shape.real() + kFew - 1) / kFew * images));
 }
 
 // A warp for each group of an image.

@@ -119,13 +119,15 @@ __global__ void __launch_bounds__(kFew* kParts)
   begin();
   const FewPlace at(shape);
   A* const from = partial + shape.partial_at(at.image, 0, 2) + at.from;
-  const A n = A(shape.rows);
-  const A mean = over_blocks<A>(shape.blocks, [&](int y) {
-                   return A(shape.rows_of(y)) * from[2 * y * shape.channels];
+  const A n = A(shape.rows * shape.fold);
+  const int fold = static_cast<int>(shape.fold), parts = shape.blocks * fold;
+  const auto part = [&](int i) { return from + 2 * (i / fold) * shape.channels + i % fold * shape.real(); };
+  const A mean = over_blocks<A>(parts, [&](int i) {
+                   return A(shape.rows_of(i / fold)) * *part(i);
                  }) / n;
-  const A m2 = over_blocks<A>(shape.blocks, [&](int y) {
-    const A apart = from[2 * y * shape.channels] - mean;
-    return from[(2 * y + 1) * shape.channels] + A(shape.rows_of(y)) * apart * apart;
+  const A m2 = over_blocks<A>(parts, [&](int i) {
+    const A apart = *part(i) - mean;
+    return part(i)[shape.channels] + A(shape.rows_of(i / fold)) * apart * apart;
   });
   if (!at.writes) return;
   if (shape.group == 1) {
@@ -188,11 +190,11 @@ __global__ void __launch_bounds__(kThreads, kResident)
   if (at.left <= 0) return;
   A middle[V], scale[V], shift[V];
   load_statistics(middle, mean, at, shape);
-  load_channels(scale, gamma + at.channel, at.left);
+  load_columns(scale, gamma, at, shape);
   load_statistics(shift, rstd, at, shape);
 #pragma unroll
   for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
-  load_channels(shift, beta + at.channel, at.left);
+  load_columns(shift, beta, at, shape);
   auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
     const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift, alpha);
     store<whole>(y + row * shape.channels + at.channel, out, at.left);
@@ -380,8 +382,10 @@ int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
-  return finished(whole ? forward_by<T, true, act, residual, bits>(call, stream)
-                        : forward_by<T, false, act, residual, bits>(call, stream));
+  const RelayWgradNormCall wide = folded<kVector<T>>(call);
+  return finished(is_whole<T>(wide.channels, {call.x, call.residual, call.out})
+                      ? forward_by<T, true, act, residual, bits>(wide, stream)
+                      : forward_by<T, false, act, residual, bits>(wide, stream));
 }
 
 }  // namespace

@@ -252,8 +252,10 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
                               ? norm_row_workspace(channels, call.multiprocessors, sum_bytes)
                               : norm_workspace(call.images, channels, call.multiprocessors, sum_bytes);
     if (workspace != nullptr) {
+      const int64_t vector = 16 / (x.dtype().bits / 8);
+      const int64_t fold = norm_fold(call.images, call.rows, channels, call.groups, vector);
       const int64_t least = norm.by_row ? kNormRowSums * sum_bytes * channels
-                                        : kNormSums * sum_bytes * channels * call.images;
+                                        : kNormSums * sum_bytes * channels * fold * call.images;
       const int64_t given = workspace->numel() * (workspace->dtype().bits / 8);
       if (workspace->device().device_type != kDLCUDA || workspace->device().device_id != device ||
           !workspace->IsContiguous() || given < least ||
