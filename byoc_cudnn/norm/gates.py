@@ -20,7 +20,7 @@ from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 
-from ..codegen.lowering import Field, Plan, Site, same_type
+from ..codegen.lowering import Field, Plan, Site
 
 CAST, RELU = "relax.astype", "relax.nn.relu"
 Expr = Any
@@ -128,7 +128,7 @@ def _is_of_images(expr: Expr, y: relax.Var) -> bool:
 
 def _narrow(view: Graph, expr: Expr, dtype: str) -> Expr:
     """A tensor in a dtype, before casts if those give it; None where it is of another."""
-    while str(expr.ty.dtype) != dtype:
+    while expr is not None and str(expr.ty.dtype) != dtype:
         cast = view.call(expr, CAST)
         if cast is None:
             return None
@@ -139,28 +139,28 @@ def _narrow(view: Graph, expr: Expr, dtype: str) -> Expr:
 def _written(
     view: Graph, product: relax.Var, dtype: str
 ) -> tuple[relax.Var, Expr, str, set[relax.Var]] | None:
-    """Of a product: (what is written in `dtype`, its residual, its activation, what is between)."""
-    at, residual = product, None
+    """Of a product: (what is written in `dtype`, its residual, its activation, what is between).
+
+    What is rounded on the way, and used no otherwise, is not: products and sums are float32.
+    """
+    found, residual, last = None, None, ""
     between: set[relax.Var] = set()
-    user = view.sole_use(at)
-    if user is not None and op_name(user.value) == "relax.add":
-        between.add(at)
-        residual, at = _other(user.value, at), user.var
-    if str(at.ty.dtype) != dtype:
+    at = product
+    while True:
+        if str(at.ty.dtype) == dtype:
+            found = at, residual, last, set(between)
         user = view.sole_use(at)
-        if user is None or op_name(user.value) != CAST or str(user.var.ty.dtype) != dtype:
-            return None
+        name = "" if user is None or last else op_name(user.value)
+        if name == "relax.add" and residual is None:
+            residual = _narrow(view, _other(user.value, at), dtype)
+            if residual is None or sizes_of(residual.ty) != sizes_of(at.ty):
+                return found
+        elif name == RELU and residual is not None and str(at.ty.dtype) == dtype:
+            last = "relu"
+        elif name != CAST:
+            return found
         between.add(at)
         at = user.var
-    if residual is None:
-        return at, None, "", between
-    residual = _narrow(view, residual, dtype)
-    if residual is None or not same_type(residual, at):
-        return None
-    relu = view.sole_use(at)
-    if relu is None or op_name(relu.value) != RELU:
-        return at, residual, "", between
-    return relu.var, residual, "relu", between | {at}
 
 
 def _backward(
