@@ -119,7 +119,6 @@ def wanted(t: Tensors, back: NormCall) -> dict[str, np.ndarray]:
         ("float16", (9, 6, 24), (False, True), {"residual": True}),
         ("float64", (200, 6), (True,), {"residual": True, "bits": True}),
         ("float32", (70, 13), (True,), {"residual": True, "bits": True}),
-        ("float16", (9, 16, 18), (True,), {"residual": True, "bits": True, "summed": True}),
         ("bfloat16", (300, 72), (True,), {"residual": True, "bits": True, "second": True}),
         ("float32", (90, 13), (True,), {"residual": True, "bits": True, "second": True}),
         (
@@ -205,8 +204,6 @@ GROUPED = [  # dtype, shape, groups, activation, what else the calls are
     ("float32", (2, 150, 64), 64, "leaky_relu", {}),
     ("bfloat16", (2, 5, 7, 6, 40), 40, "leaky_relu", {}),
     ("float32", (3, 70, 13), 13, "leaky_relu", {"residual": True, "bits": True}),
-    ("bfloat16", (3, 6, 8, 26), 26, "silu", {}),  # rows side by side are whole packs
-    ("float16", (2, 96, 12), 0, "hardswish", {}),
     ("bfloat16", (2, 90, 24), 24, "leaky_relu", {"residual": True, "bits": True, "summed": True}),
     ("float32", (3, 40, 24), 4, "leaky_relu", {"residual": True}),
     ("float64", (2, 30, 10), 5, "elu", {}),
@@ -238,6 +235,27 @@ def by_torch(t: Tensors, groups: int, activation: str, summed: bool) -> dict[str
 def test_groups_and_activations(
     folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
 ) -> None:
+    compared(folder, dtype, shape, groups, activation, how)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "groups", "activation", "how"),
+    [
+        ("bfloat16", (2, 6, 4, 26), 26, "silu", {}),
+        ("float16", (3, 48, 12), 0, "leaky_relu", {"residual": True, "bits": True, "summed": True}),
+        ("float32", (2, 9, 13), 0, "gelu", {}),  # an odd number of rows: as they are
+    ],
+)
+def test_rows_side_by_side_are_whole_packs(
+    folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
+) -> None:
+    compared(folder, dtype, shape, groups, activation, how)
+
+
+def compared(
+    folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
+) -> None:
+    """Both directions, with float64."""
     how = dict(how)
     summed = how.pop("summed", False)
     how |= {"alpha": alpha_of(activation), "grouped": groups > 0}
