@@ -15,7 +15,14 @@ from ..pool.call import check_windows
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 ACTIVATIONS = tuple(activations.ACTIVATIONS)
 BITS = ("relu", "relu6", "leaky_relu")  # the activations whose slope takes two values
-GATED = ("squeeze", "excite", "gate_sums", "gate_backward")
+_GIVEN = ("x", "gamma", "beta", "mean", "rstd")
+# Directions around a gate: operands, a residual and running statistics left out, and results.
+GATED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "squeeze": (_GIVEN[:3], ("mean", "rstd", "squeezed")),
+    "excite": ((*_GIVEN, "gate"), ("y",)),
+    "gate_sums": (("dy", *_GIVEN), ("dgate", "sums")),
+    "gate_backward": (("dy", *_GIVEN, "gate", "lift", "sums"), ("dx", "dgamma", "dbeta")),
+}
 DIRECTIONS = ("forward", "backward", *GATED)
 LAYOUTS = ("NHWC",)
 _THREADS, _PACKS = 256, 4  # of a row, of 16 bytes each: kThreads and kRowPacks of the templates
@@ -110,14 +117,9 @@ class NormCall:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        if self.direction == "squeeze":
-            return ("x", "gamma", "beta", *self._running(""))
         if self.gated:
-            given = ("x", "gamma", "beta", "mean", "rstd")
-            if self.direction == "excite":
-                return (*given, "gate", *("residual",) * self.residual)
-            more = ("gate", "lift", "sums") if self.direction == "gate_backward" else ()
-            return ("dy", *given, *more)
+            given, _ = GATED[self.direction]
+            return (*given, *("residual",) * self.residual, *self._running(""))
         if self.forward:
             names = ["x", "gamma", "beta"] + ["residual"] * (self.residual and not self.second)
             others = ("x2", "gamma2", "beta2") if self.second else ()
@@ -129,10 +131,8 @@ class NormCall:
 
     @property
     def results(self) -> tuple[str, ...]:
-        if self.direction == "squeeze":
-            return ("mean", "rstd", "squeezed", *self._running("new_"))
-        if self.direction in ("excite", "gate_sums"):
-            return ("y",) if self.direction == "excite" else ("dgate", "sums")
+        if self.gated:
+            return (*GATED[self.direction][1], *self._running("new_"))
         if self.forward:
             mask = ("mask",) * self.bits + ("index",) * bool(self.pooled)
             return ("y", *self._both("mean", "rstd"), *self._running("new_"), *mask)

@@ -210,6 +210,7 @@ def _same(plan: Plan, forward: relax.Var, backward: relax.Var) -> bool:
 def _take(plan: Plan, forward: relax.Var, found: _Gate) -> None:
     view, sites = plan.function, plan.sites
     one, back = sites[forward], sites[found.backward]
+    x: Expr
     x, gamma, beta = one.args[:3]
     types = list(view.value[forward].ty.fields)
     sums = relax.TensorType(
