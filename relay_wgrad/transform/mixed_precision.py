@@ -14,8 +14,9 @@ types, before differentiation, by inserting casts:
 * reshaping, joining and splitting follow their operands, and so does average pooling but for one
   of whole images, which may be a network's result, and resampling (their sums are float32 in any
   case);
-* with `promoted` sums, products and activations of half tensors alone are computed in float32 and
-  rounded to half, as PyTorch's types promote: what a network keeps of residual sums is half then;
+* with `promoted` sums, products and activations of half tensors alone, but for squares, are
+  computed in float32 and rounded to half, as PyTorch's types promote: what a network keeps of
+  residual sums is half then;
 * everything else (normalization, means, softmax, loss, residual sums, biases of matrix
   products) is float32.
 
@@ -161,8 +162,13 @@ class _Rewriter:
         return call
 
     def promotes(self, call: relax.Call) -> bool:
-        """Whether a call is of half tensors and numbers alone, and one that is rounded then."""
+        """Whether a call is of half tensors and numbers alone, and one that is rounded then.
+
+        A square is not: it is summed for a norm, for which float16 has too few exponents.
+        """
         if not self.promoted or op_name(call) not in _PROMOTED:
+            return False
+        if op_name(call) == "relax.multiply" and call.args[0].same_as(call.args[1]):
             return False
         leaves = [leaf for arg in call.args for leaf in self.leaves(arg)]
         tensors = [leaf for leaf in leaves if leaf.ty.ndim != 0]

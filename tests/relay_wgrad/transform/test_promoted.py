@@ -66,6 +66,16 @@ def test_a_float32_tensor_beside_them_keeps_float32() -> None:
     assert set(rounded(mod).values()) == {"float32"}
 
 
+def square(bb: Any, y: Any, c: Any) -> Any:
+    return bb.emit(op.multiply(y, y))
+
+
+def test_squares_are_float32() -> None:
+    """They are summed for norms, and 300 has none in float16."""
+    mod = mixed_precision(forward(square), dtype="float16", promoted=True)
+    assert set(rounded(mod).values()) == {"float32"}
+
+
 def test_values_and_gradients_are_roundings() -> None:
     made = mixed_precision(forward(residual), dtype="float16", promoted=True)
     mod: Any = grad(made, "main", wrt=["x", "w"])
