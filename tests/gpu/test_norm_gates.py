@@ -53,7 +53,10 @@ def run(
 
 
 def wrong(t: dict[str, torch.Tensor], dtype: str, activation: str, last: str) -> list[str]:
-    want = expected({n: v for n, v in t.items() if n not in RESULTS}, activation, last)
+    given = {n: v for n, v in t.items() if n not in RESULTS}
+    if dtype == "float64":  # of which PyTorch's Hardswish on a GPU has float32's sixth
+        given = {n: v.cpu() for n, v in given.items()}
+    want = {n: v.to("cuda") for n, v in expected(given, activation, last).items()}
     lines = []
     for name in RESULTS:
         of_rows = t[name].dtype == getattr(torch, dtype) and t[name].ndim > 1
@@ -62,6 +65,8 @@ def wrong(t: dict[str, torch.Tensor], dtype: str, activation: str, last: str) ->
         scale = float(exact.norm())
         if name in ("dx", "dgamma", "dbeta"):  # differences, of terms of this size
             scale += 1e-2 * float(t["dy"].double().norm() * t["rstd"].max())
+        if name == "dgamma":  # of as many terms of either sign as there are pixels
+            scale *= 5
         error = float((got - exact).norm())
         if not error <= 2 * limit * scale:
             lines.append(f"{tuple(t['x'].shape)} {name}: {error / scale:.2e}")

@@ -459,7 +459,7 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
-  const RelayWgradNormCall wide = folded<kVector<T>>(call);
+  const RelayWgradNormCall wide = folded<T>(call);
   const bool packs =
       is_whole<T>(wide.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out});
   return finished(packs ? backward_by<T, true, act, mask, summed>(wide, stream)

@@ -298,11 +298,15 @@ struct GroupPlace {
 
 // ---- launching ----------------------------------------------------------------------------------------
 
-// A call whose rows are whole packs of channels, where its sizes let them be.
-template <int V>
+// A call with rows side by side, where its sizes let them be; where nothing goes from forward to backward
+// in their order, also its workspace.
+template <typename T>
 inline RelayWgradNormCall folded(const RelayWgradNormCall& call) {
   RelayWgradNormCall wide = call;
-  wide.fold = norm_fold(call.images, call.rows, call.channels, call.groups, V);
+  wide.fold = norm_fold(call.images, call.rows, call.channels, call.groups, kVector<T>);
+  const bool tells = call.mask != nullptr || call.new_mask != nullptr;
+  const int64_t needed = kNormSums * int64_t{sizeof(Sum<T>)} * call.channels * wide.fold * call.images;
+  if (!tells && call.workspace_bytes < needed) wide.fold = 1;
   if (wide.fold == 1) return wide;
   wide.rows /= wide.fold;
   wide.channels *= wide.fold;
@@ -313,13 +317,7 @@ inline RelayWgradNormCall folded(const RelayWgradNormCall& call) {
 template <int V>
 inline Shape shape_of(const RelayWgradNormCall& call, int sum_bytes) {
   const int64_t columns = (call.channels + V - 1) / V;
-  // As wide as it goes with few threads idle.  Four threads read 64 bytes of a row.
-  int width = 32;
-  while (width > 4) {
-    const int64_t taken = (columns + width - 1) / width * width;
-    if (taken * 8 <= columns * 9) break;
-    width /= 2;
-  }
+  const int width = norm_width(columns);
   Shape shape{call.images, call.rows, call.channels, call.channels / call.groups, 0, width, 0, 0,
               columns};
   shape.fold = call.fold > 1 ? call.fold : 1;

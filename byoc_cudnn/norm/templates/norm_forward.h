@@ -382,7 +382,7 @@ int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
-  const RelayWgradNormCall wide = folded<kVector<T>>(call);
+  const RelayWgradNormCall wide = folded<T>(call);
   return finished(is_whole<T>(wide.channels, {call.x, call.residual, call.out})
                       ? forward_by<T, true, act, residual, bits>(wide, stream)
                       : forward_by<T, false, act, residual, bits>(wide, stream));

@@ -15,15 +15,30 @@ namespace {
 template <int V, typename A>
 struct Affine {
   A middle[V], scale[V], shift[V];
-  __device__ Affine(const A* gamma, const A* beta, const A* mean, const A* rstd, const Place& at) {
-    load_channels(middle, mean + at.channel, at.left);
-    load_channels(scale, gamma + at.channel, at.left);
-    load_channels(shift, rstd + at.channel, at.left);
+  __device__ Affine(const A* gamma, const A* beta, const A* mean, const A* rstd, const Place& at,
+                    const Shape& shape) {
+    load_columns(middle, mean, at, shape);
+    load_columns(scale, gamma, at, shape);
+    load_columns(shift, rstd, at, shape);
 #pragma unroll
     for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
-    load_channels(shift, beta + at.channel, at.left);
+    load_columns(shift, beta, at, shape);
   }
 };
+
+// Calls `some(first row, how many)` for each turn of a thread: up to kUnroll rows, `height` apart, whose
+// loads are all under way at once; images are few rows, so that a turn is seldom whole.
+template <bool backwards, typename Some>
+__device__ inline void each_turn(const Shape& shape, int row, Some some) {
+  const int64_t origin = shape.image() * shape.rows;
+  for (int64_t i = blockIdx.y; i < shape.chunks; i += shape.blocks) {
+    const int64_t chunk = backwards ? shape.chunks - 1 - i : i;
+    const int64_t first = chunk * shape.chunk_rows() + row, left = shape.rows - first;
+    if (left <= 0) continue;
+    const int64_t turns = (left + shape.height() - 1) / shape.height();
+    some(origin + first, turns < kUnroll ? static_cast<int>(turns) : kUnroll);
+  }
+}
 
 // Where the sums of an image's channels go, `each` of a channel: results, each of all images, where a
 // block has all of an image's rows, else to `partial`, from which `image_sums` takes them.
@@ -33,9 +48,13 @@ struct ImageSums {
   A* partial;
   A factor;  // of the results
 
+  // Whether a block has all values of its channels.
+  __host__ __device__ static bool is_whole(const Shape& shape) {
+    return shape.blocks == 1 && shape.fold == 1;
+  }
   __device__ void write(int which, A sum, int64_t channel, const Shape& shape) const {
     const int64_t image = shape.image();
-    if (shape.blocks == 1) {
+    if (is_whole(shape)) {
       to[which][image * shape.channels + channel] = sum * factor;
     } else {
       partial[shape.partial_at(image, blockIdx.y, each) + which * shape.channels + channel] = sum;
@@ -70,32 +89,60 @@ template <typename A, int each>
 __global__ void __launch_bounds__(kThreads) image_sums(ImageSums<A, each> result, Shape shape) {
   begin();
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t channel = at % shape.channels, image = at / shape.channels;
+  const int64_t channel = at % shape.real(), image = at / shape.real();
   if (image >= shape.images) return;
 #pragma unroll
   for (int which = 0; which < each; ++which) {
     const A* const from = result.partial + which * shape.channels + channel;
     A sum = 0;
-    for (int y = 0; y < shape.blocks; ++y) sum += from[shape.partial_at(image, y, each)];
+    for (int y = 0; y < shape.blocks; ++y) {
+      for (int r = 0; r < shape.fold; ++r) {
+        sum += from[shape.partial_at(image, y, each) + r * shape.real()];
+      }
+    }
     result.to[which][at] = sum * result.factor;
   }
 }
 
+constexpr int64_t kGatedWriters = 8;  // blocks of a multiprocessor
+
+// A call of an image's rows side by side, where its sizes and the room for `each` sums let them be.
+template <typename T>
+inline RelayWgradNormCall folded_images(const RelayWgradNormCall& call, int each) {
+  RelayWgradNormCall wide = call;
+  wide.fold = norm_fold(call.images, call.rows, call.channels, call.groups, kVector<T>);
+  const int64_t sums = int64_t{each} * int64_t{sizeof(Sum<T>)} * call.channels * call.images;
+  if (call.workspace_bytes < sums * wide.fold) wide.fold = 1;
+  wide.rows /= wide.fold;
+  wide.channels *= wide.fold;
+  wide.groups = wide.channels;
+  return wide;
+}
+
 // As many blocks of an image as there is room for their sums; one needs none.
-template <int V>
-inline Shape shape_of_images(const RelayWgradNormCall& call, int sum_bytes, int each) {
-  Shape shape = shape_of<V>(call, sum_bytes);
-  const int64_t room = call.workspace_bytes / (int64_t{each} * sum_bytes * call.channels * call.images);
-  const int64_t most = kNormBlocks * 2 * call.multiprocessors / (int64_t{shape.tiles} * shape.images);
+template <typename T>
+inline Shape shape_of_images(const RelayWgradNormCall& wide, int each) {
+  Shape shape = shape_of<kVector<T>>(wide, sizeof(Sum<T>));
+  const int64_t sums = int64_t{each} * int64_t{sizeof(Sum<T>)} * wide.channels * wide.images;
+  const int64_t room = wide.workspace_bytes / sums;
+  const int64_t most = kNormBlocks * 2 * wide.multiprocessors / (int64_t{shape.tiles} * shape.images);
   shape.set_blocks(most < room ? most : room);
+  return shape;
+}
+
+// For a pass without sums: what a thread reads before its first row is as much as for some rows.
+template <typename T>
+inline Shape writing_images(const RelayWgradNormCall& wide) {
+  Shape shape = shape_of<kVector<T>>(wide, sizeof(Sum<T>));
+  shape.set_blocks(kGatedWriters * wide.multiprocessors / (int64_t{shape.tiles} * shape.images));
   return shape;
 }
 
 template <typename A, int each>
 cudaError_t finish_image_sums(const ImageSums<A, each>& result, const Shape& shape,
                               cudaStream_t stream) {
-  if (shape.blocks == 1) return cudaSuccess;
-  const int64_t threads = shape.images * shape.channels;
+  if (result.is_whole(shape)) return cudaSuccess;
+  const int64_t threads = shape.images * shape.real();
   return launch(image_sums<A, each>, dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)),
                 kThreads, stream, result, shape);
 }
@@ -111,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const Place at(shape, V);
   A sums[1][V] = {};
   if (at.left > 0) {
-    const Affine<V, A> affine(gamma, beta, mean, rstd, at);
+    const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
     auto add = [&](const Pack<T, V>& a) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
@@ -121,22 +168,18 @@ __global__ void __launch_bounds__(kThreads, kResident)
       }
     };
     const T* const from = x + at.channel;
-    each_chunk<true, whole>(
-        shape, at.row,
-        [&](int64_t first) {
-          Pack<T, V> rows[kUnroll];
+    each_turn<true>(shape, at.row, [&](int64_t first, int count) {
+      Pack<T, V> rows[kUnroll];
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            load<whole>(rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
-          }
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u >= count) break;
+        load<whole>(rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
+      }
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) add(rows[u]);
-        },
-        [&](int64_t row) {
-          Pack<T, V> one;
-          load<whole>(one, from + row * shape.channels, at.left);
-          add(one);
-        });
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u < count) add(rows[u]);
+      }
+    });
   }
   write_image_sums<V>(sums, result, shape);
 }
@@ -151,9 +194,9 @@ __global__ void __launch_bounds__(kThreads, kResident)
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
-  const Affine<V, A> affine(gamma, beta, mean, rstd, at);
+  const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
   A factor[V];
-  load_channels(factor, gate + at.image * shape.channels + at.channel, at.left);
+  load_columns(factor, gate + at.image * shape.real(), at, shape);
   auto write = [&](int64_t i, const Pack<T, V>& a, const Pack<T, V>& b) {
     Pack<T, V> out;
 #pragma unroll
@@ -167,28 +210,21 @@ __global__ void __launch_bounds__(kThreads, kResident)
     }
     store<whole>(y + i, out, at.left);
   };
-  each_chunk<false, whole>(
-      shape, at.row,
-      [&](int64_t first) {
-        Pack<T, V> a[kUnroll], b[kUnroll];
+  each_turn<false>(shape, at.row, [&](int64_t first, int count) {
+    Pack<T, V> a[kUnroll], b[kUnroll];
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          load<whole>(a[u], x + i, at.left);
-          if constexpr (residual) load<whole>(b[u], more + i, at.left);
-        }
+    for (int u = 0; u < kUnroll; ++u) {
+      if (u >= count) break;
+      const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
+      load<whole>(a[u], x + i, at.left);
+      if constexpr (residual) load<whole>(b[u], more + i, at.left);
+    }
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          write((first + int64_t{u} * shape.height()) * shape.channels + at.channel, a[u], b[u]);
-        }
-      },
-      [&](int64_t row) {
-        const int64_t i = row * shape.channels + at.channel;
-        Pack<T, V> a, b;
-        load<whole>(a, x + i, at.left);
-        if constexpr (residual) load<whole>(b, more + i, at.left);
-        write(i, a, b);
-      });
+    for (int u = 0; u < kUnroll; ++u) {
+      if (u >= count) break;
+      write((first + int64_t{u} * shape.height()) * shape.channels + at.channel, a[u], b[u]);
+    }
+  });
 }
 
 constexpr int kGateSums = 5;  // dy v; dy p, dy p (x - mean), p, p (x - mean)
@@ -204,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const Place at(shape, V);
   A sums[kGateSums][V] = {};
   if (at.left > 0) {
-    const Affine<V, A> affine(gamma, beta, mean, rstd, at);
+    const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
     auto add = [&](const Pack<T, V>& g, const Pack<T, V>& a) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
@@ -218,26 +254,20 @@ __global__ void __launch_bounds__(kThreads, kResident)
         sums[4][i] = times_plus(slope, apart, sums[4][i]);
       }
     };
-    each_chunk<false, whole>(
-        shape, at.row,
-        [&](int64_t first) {
-          Pack<T, V> g[kUnroll], a[kUnroll];
+    each_turn<false>(shape, at.row, [&](int64_t first, int count) {
+      Pack<T, V> g[kUnroll], a[kUnroll];
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-            load<whole>(g[u], dy + i, at.left);
-            load<whole>(a[u], x + i, at.left);
-          }
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u >= count) break;
+        const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
+        load<whole>(g[u], dy + i, at.left);
+        load<whole>(a[u], x + i, at.left);
+      }
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) add(g[u], a[u]);
-        },
-        [&](int64_t row) {
-          const int64_t i = row * shape.channels + at.channel;
-          Pack<T, V> g, a;
-          load<whole>(g, dy + i, at.left);
-          load<whole>(a, x + i, at.left);
-          add(g, a);
-        });
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u < count) add(g[u], a[u]);
+      }
+    });
   }
   write_image_sums<V>(sums, result, shape);
 }
@@ -250,16 +280,16 @@ __global__ void __launch_bounds__(kFew* kParts)
                      A* __restrict__ dbeta, Shape shape) {
   begin();
   const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
-  const int64_t from = channel < shape.channels ? channel : 0, all = shape.images * shape.channels;
+  const int64_t from = channel < shape.real() ? channel : 0, all = shape.images * shape.real();
   const int images = static_cast<int>(shape.images);
   const auto total = [&](int which) {
     return over_blocks<A>(images, [&](int image) {
-      const int64_t i = image * shape.channels + from;
+      const int64_t i = image * shape.real() + from;
       return gate[i] * sums[which * all + i] + lift[i] * sums[(which + 2) * all + i];
     });
   };
   const A plain = total(0), weighted = total(1);
-  if (channel >= shape.channels || threadIdx.x >= kFew) return;
+  if (channel >= shape.real() || threadIdx.x >= kFew) return;
   dbeta[channel] = plain;
   dgamma[channel] = weighted * rstd[channel];
 }
@@ -275,19 +305,19 @@ __global__ void __launch_bounds__(kThreads, kResident)
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
-  const Affine<V, A> affine(gamma, beta, mean, rstd, at);
+  const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
   A factor[V], share[V], slope[V], level[V];
-  load_channels(slope, dgamma + at.channel, at.left);
-  load_channels(level, dbeta + at.channel, at.left);
-  load_channels(factor, rstd + at.channel, at.left);
+  load_columns(slope, dgamma, at, shape);
+  load_columns(level, dbeta, at, shape);
+  load_columns(factor, rstd, at, shape);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    const A each = A(1) / (A(shape.rows) * A(shape.images));
+    const A each = A(1) / (A(shape.rows * shape.fold) * A(shape.images));
     slope[i] = affine.scale[i] * factor[i] * (slope[i] * each);
     level[i] = affine.scale[i] * (level[i] * each);
   }
-  load_channels(factor, gate + at.image * shape.channels + at.channel, at.left);
-  load_channels(share, lift + at.image * shape.channels + at.channel, at.left);
+  load_columns(factor, gate + at.image * shape.real(), at, shape);
+  load_columns(share, lift + at.image * shape.real(), at, shape);
   auto write = [&](int64_t i, const Pack<T, V>& g, const Pack<T, V>& a) {
     Pack<T, V> out;
 #pragma unroll
@@ -299,134 +329,111 @@ __global__ void __launch_bounds__(kThreads, kResident)
     }
     store<whole>(dx + i, out, at.left);
   };
-  each_chunk<true, whole>(
-      shape, at.row,
-      [&](int64_t first) {
-        Pack<T, V> g[kUnroll], a[kUnroll];
+  each_turn<true>(shape, at.row, [&](int64_t first, int count) {
+    Pack<T, V> g[kUnroll], a[kUnroll];
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          load<whole>(g[u], dy + i, at.left);
-          load<whole>(a[u], x + i, at.left);
-        }
+    for (int u = 0; u < kUnroll; ++u) {
+      if (u >= count) break;
+      const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
+      load<whole>(g[u], dy + i, at.left);
+      load<whole>(a[u], x + i, at.left);
+    }
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          write((first + int64_t{u} * shape.height()) * shape.channels + at.channel, g[u], a[u]);
-        }
-      },
-      [&](int64_t row) {
-        const int64_t i = row * shape.channels + at.channel;
-        Pack<T, V> g, a;
-        load<whole>(g, dy + i, at.left);
-        load<whole>(a, x + i, at.left);
-        write(i, g, a);
-      });
+    for (int u = 0; u < kUnroll; ++u) {
+      if (u >= count) break;
+      write((first + int64_t{u} * shape.height()) * shape.channels + at.channel, g[u], a[u]);
+    }
+  });
 }
 
 // ---- launching --------------------------------------------------------------------------------------------
 
-template <typename T, bool whole, Activation act>
-cudaError_t squeeze_by(const RelayWgradNormCall& call, cudaStream_t stream) {
+template <typename T, Activation act>
+int squeeze(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   RelayWgradNormCall batch = call;
   batch.images = 1;
   batch.rows = call.images * call.rows;
-  batch.groups = call.channels;
-  const Shape rows = shape_of<V>(batch, sizeof(A)), shape = shape_of_images<V>(call, sizeof(A), 1);
+  batch = folded<T>(batch);
+  const RelayWgradNormCall wide = folded_images<T>(call, 1);
+  const Shape rows = shape_of<V>(batch, sizeof(A)), shape = shape_of_images<T>(wide, 1);
   auto* const partial = static_cast<A*>(call.workspace);
   const auto* const x = static_cast<const T*>(call.x);
   const Statistics<A> s = statistics_of<T>(call);
-  cudaError_t error =
-      launch(moments<T, V, whole>, grid_of(rows), kThreads, stream, x, partial, rows);
-  if (error != cudaSuccess) return error;
+  const auto of_batch = is_whole<T>(batch.channels, {x}) ? moments<T, V, true> : moments<T, V, false>;
+  cudaError_t error = launch(of_batch, grid_of(rows), kThreads, stream, x, partial, rows);
+  if (error != cudaSuccess) return finished(error);
   error = finish_statistics(partial, s, rows, stream);
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess) return finished(error);
   const ImageSums<A, 1> result{{static_cast<A*>(call.squeezed)}, partial, A(1) / A(call.rows)};
-  error = launch(activated_sums<T, V, whole, act>, grid_of(shape), kThreads, stream, x,
-                 static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
-                 static_cast<const A*>(s.mean), static_cast<const A*>(s.rstd), result,
-                 static_cast<A>(call.alpha), shape);
-  return error != cudaSuccess ? error : finish_image_sums(result, shape, stream);
-}
-
-template <typename T, Activation act>
-int squeeze(const RelayWgradNormCall& call, cudaStream_t stream) {
-  return finished(is_whole<T>(call.channels, {call.x}) ? squeeze_by<T, true, act>(call, stream)
-                                                       : squeeze_by<T, false, act>(call, stream));
-}
-
-template <typename T, bool whole, Activation act, bool residual, bool relu>
-cudaError_t excite_by(const RelayWgradNormCall& call, cudaStream_t stream) {
-  using A = Sum<T>;
-  constexpr int V = kVector<T>;
-  const Shape shape = writing(shape_of<V>(call, sizeof(A)), call);
-  return launch(excited<T, V, whole, act, residual, relu>, grid_of(shape), kThreads, stream,
-                static_cast<const T*>(call.x), static_cast<const T*>(call.residual),
-                static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
-                static_cast<const A*>(call.mean), static_cast<const A*>(call.rstd),
-                static_cast<const A*>(call.gate), static_cast<T*>(call.out),
-                static_cast<A>(call.alpha), shape);
+  const auto of_images = is_whole<T>(wide.channels, {x}) ? activated_sums<T, V, true, act>
+                                                         : activated_sums<T, V, false, act>;
+  error = launch(of_images, grid_of(shape), kThreads, stream, x, static_cast<const A*>(call.gamma),
+                 static_cast<const A*>(call.beta), static_cast<const A*>(s.mean),
+                 static_cast<const A*>(s.rstd), result, static_cast<A>(call.alpha), shape);
+  return finished(error != cudaSuccess ? error : finish_image_sums(result, shape, stream));
 }
 
 template <typename T, Activation act, bool residual, bool relu>
 int excite(const RelayWgradNormCall& call, cudaStream_t stream) {
-  return finished(is_whole<T>(call.channels, {call.x, call.residual, call.out})
-                      ? excite_by<T, true, act, residual, relu>(call, stream)
-                      : excite_by<T, false, act, residual, relu>(call, stream));
-}
-
-template <typename T, bool whole, Activation act>
-cudaError_t gate_sums_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  const Shape shape = shape_of_images<V>(call, sizeof(A), kGateSums);
+  const RelayWgradNormCall wide = folded_images<T>(call, 0);
+  const Shape shape = writing_images<T>(wide);
+  const auto kernel = is_whole<T>(wide.channels, {call.x, call.residual, call.out})
+                          ? excited<T, V, true, act, residual, relu>
+                          : excited<T, V, false, act, residual, relu>;
+  return finished(launch(kernel, grid_of(shape), kThreads, stream, static_cast<const T*>(call.x),
+                         static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
+                         static_cast<const A*>(call.beta), static_cast<const A*>(call.mean),
+                         static_cast<const A*>(call.rstd), static_cast<const A*>(call.gate),
+                         static_cast<T*>(call.out), static_cast<A>(call.alpha), shape));
+}
+
+template <typename T, Activation act>
+int gate_sums(const RelayWgradNormCall& call, cudaStream_t stream) {
+  using A = Sum<T>;
+  constexpr int V = kVector<T>;
+  const RelayWgradNormCall wide = folded_images<T>(call, kGateSums);
+  const Shape shape = shape_of_images<T>(wide, kGateSums);
   auto* const sums = static_cast<A*>(call.new_sums);
   const int64_t all = call.images * call.channels;
   const ImageSums<A, kGateSums> result{
       {static_cast<A*>(call.squeezed), sums, sums + all, sums + 2 * all, sums + 3 * all},
       static_cast<A*>(call.workspace), A(1)};
+  const auto kernel = is_whole<T>(wide.channels, {call.x, call.dy})
+                          ? gradient_image_sums<T, V, true, act>
+                          : gradient_image_sums<T, V, false, act>;
   const cudaError_t error =
-      launch(gradient_image_sums<T, V, whole, act>, grid_of(shape), kThreads, stream,
-             static_cast<const T*>(call.dy), static_cast<const T*>(call.x),
-             static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
-             static_cast<const A*>(call.mean), static_cast<const A*>(call.rstd), result,
-             static_cast<A>(call.alpha), shape);
-  return error != cudaSuccess ? error : finish_image_sums(result, shape, stream);
+      launch(kernel, grid_of(shape), kThreads, stream, static_cast<const T*>(call.dy),
+             static_cast<const T*>(call.x), static_cast<const A*>(call.gamma),
+             static_cast<const A*>(call.beta), static_cast<const A*>(call.mean),
+             static_cast<const A*>(call.rstd), result, static_cast<A>(call.alpha), shape);
+  return finished(error != cudaSuccess ? error : finish_image_sums(result, shape, stream));
 }
 
 template <typename T, Activation act>
-int gate_sums(const RelayWgradNormCall& call, cudaStream_t stream) {
-  return finished(is_whole<T>(call.channels, {call.x, call.dy})
-                      ? gate_sums_by<T, true, act>(call, stream)
-                      : gate_sums_by<T, false, act>(call, stream));
-}
-
-template <typename T, bool whole, Activation act>
-cudaError_t gate_backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
+int gate_backward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  const Shape shape = writing(shape_of<V>(call, sizeof(A)), call);
+  const RelayWgradNormCall wide = folded_images<T>(call, 0);
+  const Shape shape = writing_images<T>(wide);
   const auto *gate = static_cast<const A*>(call.gate), *lift = static_cast<const A*>(call.lift);
   const auto* const rstd = static_cast<const A*>(call.rstd);
   auto *dgamma = static_cast<A*>(call.first), *dbeta = static_cast<A*>(call.second);
   const cudaError_t error =
       launch(gated_parameters<A>, few_grid(shape), kFew * kParts, stream, gate, lift,
              static_cast<const A*>(call.sums), rstd, dgamma, dbeta, shape);
-  if (error != cudaSuccess) return error;
-  return launch(gated_gradient<T, V, whole, act>, grid_of(shape), kThreads, stream,
-                static_cast<const T*>(call.dy), static_cast<const T*>(call.x),
-                static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
-                static_cast<const A*>(call.mean), rstd, gate, lift, static_cast<const A*>(dgamma),
-                static_cast<const A*>(dbeta), static_cast<T*>(call.out), static_cast<A>(call.alpha),
-                shape);
-}
-
-template <typename T, Activation act>
-int gate_backward(const RelayWgradNormCall& call, cudaStream_t stream) {
-  return finished(is_whole<T>(call.channels, {call.x, call.dy, call.out})
-                      ? gate_backward_by<T, true, act>(call, stream)
-                      : gate_backward_by<T, false, act>(call, stream));
+  if (error != cudaSuccess) return finished(error);
+  const auto kernel = is_whole<T>(wide.channels, {call.x, call.dy, call.out})
+                          ? gated_gradient<T, V, true, act>
+                          : gated_gradient<T, V, false, act>;
+  return finished(launch(kernel, grid_of(shape), kThreads, stream, static_cast<const T*>(call.dy),
+                         static_cast<const T*>(call.x), static_cast<const A*>(call.gamma),
+                         static_cast<const A*>(call.beta), static_cast<const A*>(call.mean), rstd,
+                         gate, lift, static_cast<const A*>(dgamma), static_cast<const A*>(dbeta),
+                         static_cast<T*>(call.out), static_cast<A>(call.alpha), shape));
 }
 
 }  // namespace

@@ -253,7 +253,9 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
                               : norm_workspace(call.images, channels, call.multiprocessors, sum_bytes);
     if (workspace != nullptr) {
       const int64_t vector = 16 / (x.dtype().bits / 8);
-      const int64_t fold = norm_fold(call.images, call.rows, channels, call.groups, vector);
+      const bool tells = !pooled && (t.mask != nullptr || t.new_mask != nullptr) && t.x2 == nullptr;
+      const int64_t fold =
+          tells ? norm_fold(call.images, call.rows, channels, call.groups, vector) : 1;
       const int64_t least = norm.by_row ? kNormRowSums * sum_bytes * channels
                                         : kNormSums * sum_bytes * channels * fold * call.images;
       const int64_t given = workspace->numel() * (workspace->dtype().bits / 8);
