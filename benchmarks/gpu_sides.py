@@ -338,10 +338,11 @@ def ours(row: Row, built: Built, device: str, turns: Turns) -> dict[str, Any]:
         if library is not None:
             found["vm_ms"], found["vm_host_ms"] = found["ms"], _host_ms(call)[0]
             found["vm_memory"] = memory.now()
-            found |= _replayed(vm, args, where.device)
+            figures, replay = _replayed(vm, args, where.device)
+            found |= figures
             found["ms"] = min(found["ms"], found.get("graph_ms", math.inf))
             found["memory"] = memory.now()
-            found["split"] = _split(vm, call, problems, library)
+            found["split"] = _split(vm, call, replay, problems, library)
     return found
 
 
@@ -371,8 +372,10 @@ def _library(mod: Any, where: Any, tf32: bool) -> tuple[Any, dict[str, str]]:
     return library, problems
 
 
-def _replayed(vm: Any, args: Sequence[Any], device: Any) -> dict[str, Any]:
-    """Times of the step as one CUDA graph, or why there are none."""
+def _replayed(
+    vm: Any, args: Sequence[Any], device: Any
+) -> tuple[dict[str, Any], Callable[[], Any] | None]:
+    """Times of the step as one CUDA graph, or why there are none, and its replay."""
     from relay_wgrad.training.capture import Captured
     from relay_wgrad.training.cuda_tools import cuda_runtime
     from relay_wgrad.training.step import ADJOINT
@@ -382,15 +385,21 @@ def _replayed(vm: Any, args: Sequence[Any], device: Any) -> dict[str, Any]:
         rounds = milliseconds(captured.replay, "cuda")
         (host,) = _host_ms(captured.replay)
     except Exception as error:  # of libraries of many kinds; the calls were measured
-        return {"graph_error": str(error).strip().partition("\n")[0]}
-    return {"graph_rounds": rounds, "graph_ms": statistics.median(rounds), "host_ms": host}
+        return {"graph_error": str(error).strip().partition("\n")[0]}, None
+    figures = {"graph_rounds": rounds, "graph_ms": statistics.median(rounds), "host_ms": host}
+    return figures, captured.replay
 
 
-def _split(vm: Any, call: Callable[[], Any], problems: dict[str, str], library: Any) -> Any:
+def _split(
+    vm: Any, call: Callable[[], Any], replay: Callable[[], Any] | None, problems: dict[str, str],
+    library: Any,
+) -> Any:  # fmt: skip
     from benchmarks import gpu_split
 
+    if replay is None:
+        return {"error": "the step is no graph"}
     try:
-        return gpu_split.split(gpu_split.spent(vm, call), problems, library.plans())
+        return gpu_split.split(*gpu_split.spent(vm, call, replay), problems, library.plans())
     except Exception as error:  # the times are there already
         return {"error": str(error).strip().partition("\n")[0]}
 

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
                    const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
                    const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                    const Sum<T>* __restrict__ rstd, Sum<T>* __restrict__ partial, Sum<T> alpha,
-                   Pixels pixels, Shape<false> shape) {
+                   Pixels pixels, Plain shape) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr Mask mask = act == Activation::kNone ? Mask::kNone : Mask::kComputed;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
                        const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                        const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
                        const Sum<T>* __restrict__ dbeta, T* __restrict__ dx, Sum<T> alpha,
-                       Pixels pixels, Shape<false> shape) {
+                       Pixels pixels, Plain shape) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr Mask mask = act == Activation::kNone ? Mask::kNone : Mask::kComputed;
@@ -194,7 +194,7 @@ cudaError_t forward_pooled_by(const RelayWgradNormCall& call, cudaStream_t strea
   auto* partial = static_cast<A*>(call.workspace);
   const Statistics<A> s = statistics_of<T>(call);
   cudaError_t error =
-      launch(moments<T, V, whole, false>, grid_of(shape), kThreads, stream, x, partial, shape);
+      launch(moments<T, V, whole, Plain>, grid_of(shape), kThreads, stream, x, partial, shape);
   if (error != cudaSuccess) return error;
   error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;
@@ -226,7 +226,7 @@ cudaError_t backward_pooled_by(const RelayWgradNormCall& call, cudaStream_t stre
       launch(sums_of_pooled<T, whole, act, R, S, SR, SS>, grid_of(shape), kThreads, stream, dy, index,
              x, gamma, beta, mean, rstd, partial, static_cast<A>(call.alpha), pixels, shape);
   if (error != cudaSuccess) return error;
-  error = launch(gradient_of_parameters<A>, few_grid(shape), kFew * kParts, stream,
+  error = launch(gradient_of_parameters<A, Plain>, few_grid(shape), kFew * kParts, stream,
                  static_cast<const A*>(partial), rstd, dgamma, dbeta, shape);
   if (error != cudaSuccess) return error;
   const auto last = writing(shape, call);

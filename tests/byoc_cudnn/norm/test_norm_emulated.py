@@ -235,6 +235,27 @@ def by_torch(t: Tensors, groups: int, activation: str, summed: bool) -> dict[str
 def test_groups_and_activations(
     folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
 ) -> None:
+    compared(folder, dtype, shape, groups, activation, how)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "groups", "activation", "how"),
+    [
+        ("bfloat16", (2, 6, 4, 26), 26, "silu", {}),
+        ("float16", (3, 48, 12), 0, "leaky_relu", {"residual": True, "bits": True, "summed": True}),
+        ("float32", (2, 9, 13), 0, "gelu", {}),  # an odd number of rows: as they are
+    ],
+)
+def test_rows_side_by_side_are_whole_packs(
+    folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
+) -> None:
+    compared(folder, dtype, shape, groups, activation, how)
+
+
+def compared(
+    folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
+) -> None:
+    """Both directions, with float64."""
     how = dict(how)
     summed = how.pop("summed", False)
     how |= {"alpha": alpha_of(activation), "grouped": groups > 0}
