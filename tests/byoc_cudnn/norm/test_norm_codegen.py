@@ -182,9 +182,10 @@ def test_every_call_that_is_taken_has_a_kernel() -> None:
                         assert f"{direction}<" in NORMS.source_of(kernel_of(call))
 
 
-# Both passes, whole packs and short ones; what adds the sums, of a batch, or of images and groups.
+# Both passes, whole packs, rows side by side and short ones; what adds the sums of rows as they are and
+# side by side, of a batch, or of images and groups.
 @pytest.mark.parametrize(
-    ("call", "count"), [(BACKWARD, 4 + 1), (replace(BACKWARD, grouped=True), 4 + 3)]
+    ("call", "count"), [(BACKWARD, 6 + 2), (replace(BACKWARD, grouped=True), 6 + 6)]
 )
 def test_nothing_is_read_before_the_kernel_before_has_ended(
     call: NormCall, count: int, tmp_path: Path
