@@ -6,6 +6,10 @@ call without and with its gradients, ours and PyTorch's, so small that its kerne
 speak of.  The least of many rounds, in processor time of the thread, on a GPU by the clock, which
 it is ahead of.
 
+`steps`, on a CPU: forward and backward of ResNet-50 by a `TrainingStep` and by `torch.compile`'s
+backend as graphs whose launches, and copies, do nothing; and how much that is above an empty
+`autograd.Function` over the same parameters, which is called in turns with it.
+
 `images`: JPEGs of 500x375 pixels in a folder (`ImageFolder`: decoded, a part cut out at random and
 resized to 224x224) by so many threads, images a second; and those that a `Trainer` of ResNet-50 in
 bfloat16 takes of them, on a CPU one of a sixteenth of its width: "waits" is the share of its time
@@ -18,18 +22,23 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 import relay_wgrad
 import relay_wgrad.torch as rt
+from benchmarks.gpu_sides import empty_call
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import TrainingGraph, from_torch
+from relay_wgrad.torch import compiler, programs
 from relay_wgrad.training.images import ImageFolder
 from relay_wgrad.training.trainer import Trainer
 from tests.support.torch import plain_networks
@@ -39,6 +48,7 @@ FILES, BATCH, WARM = 512, 64, 6
 THREADS = (1, 2, 4, 8, 16, 32)
 TRAINER = "a Trainer's images"
 STEP = ("finding the program", "comparing")
+WHOLE = ("TrainingStep", "torch.compile")
 CONVOLUTION = ("forward, no gradient", "forward, recorded", "forward and backward()",
                "forward and autograd.grad")  # fmt: skip
 F = torch.nn.functional
@@ -66,6 +76,8 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
         yield Case({"what": TRAINER})
     if "calls" in args.suite:
         yield from _calls()
+    if "steps" in args.suite and not args.on_gpu:  # `gpu steps` has them
+        yield from (Case({"what": f"a step, {what}"}, what) for what in WHOLE)
 
 
 def _calls() -> Iterator[Case]:
@@ -96,6 +108,8 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
         what = case.key["what"]
         if what in calls:
             return {"us": least(calls[what], args.seconds, clock)}
+        if case.what in WHOLE:
+            return whole(case.what, args.seconds)
         if not folder:  # it goes with the last case
             folder.append(TemporaryDirectory())
             write_images(Path(folder[0].name))
@@ -104,6 +118,59 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
         return read(folder[0].name, case.what, args.seconds)
 
     return one
+
+
+# ---- whole steps ---------------------------------------------------------------------------------
+
+
+class Still:
+    """A lane (`relay_wgrad.torch.replayed.Lane`) whose graphs do nothing."""
+
+    def done(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        return function(), lambda: None
+
+    def also(self, launch: Callable[[], None], work: Callable[[], None]) -> Callable[[], None]:
+        return launch
+
+
+def whole(what: str, seconds: float) -> Row:
+    """Microseconds of a step's host, and those above an empty function's."""
+    compiled_at = programs.compiled_at
+    module = plain_networks.ResNet50(width=4).train()
+    x, labels = torch.randn(2, 3, 32, 32), torch.arange(2)
+    with ExitStack() as stack:
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, value))
+
+        for owner in (programs, compiler):
+            put(owner, "compiled_at", lambda *given: replace(compiled_at(*given), work=Still))
+        if what == "TrainingStep":
+            loss: Any = rt.TrainingStep(module, x, loss="cross_entropy")
+        else:
+            loss = torch.compile(
+                lambda x, labels: F.cross_entropy(module(x), labels), backend=compiler.backend
+            )
+        parameters = [*module.parameters()]
+
+        def call() -> None:
+            for parameter in parameters:
+                parameter.grad = None
+            loss(x, labels).backward()
+
+        for _ in range(CALLS):
+            call()
+        for name in ("_foreach_copy_", "_foreach_add_"):
+            put(torch, name, lambda *given: None)
+        put(torch.Tensor, "clone", lambda x, **how: torch.empty_like(x))
+        found, end = [float("inf")] * 2, time.monotonic() + seconds
+        while time.monotonic() < end:
+            for i, each in enumerate((call, lambda: empty_call(parameters))):
+                found[i] = min(found[i], least(each, 0.2, time.thread_time))
+    return {"us": found[0], "above": found[0] - found[1]}
 
 
 # ---- images --------------------------------------------------------------------------------------
@@ -191,9 +258,11 @@ def convolution(function: Any, device: str) -> list[Callable[[], Any]]:
 
 
 BENCHMARK = Benchmark(
-    cases, begin, suites=("calls", "images"), options={"seconds": Option(5.0, "for each time")},
+    cases, begin, suites=("calls", "steps", "images"),
+    options={"seconds": Option(5.0, "for each time")},
     columns=(
-        ("what",), ("µs", "us", ".1f"), ("images/s", "images", ".0f"),
+        ("what",), ("µs", "us", ".1f"), ("above an empty function", "above", ".1f"),
+        ("images/s", "images", ".0f"),
         ("of batches that are there", "alone", ".0f"), ("waits", None, ".0%"), ("reason",),
     ),
 )  # fmt: skip
