@@ -243,7 +243,7 @@ def pytorch(
             if device == "cuda":
                 calls = [lambda side=side: call(side)]
                 if side in WITHIN:
-                    calls.append(lambda: _empty(parameters))
+                    calls.append(lambda: empty_call(parameters))
                 found |= zip(("host_ms", "empty_host_ms"), _host_ms(*calls), strict=False)
         found["ms"] = statistics.median(found["rounds"])
         if device == "cuda":
@@ -268,7 +268,8 @@ class _Empty(torch.autograd.Function):
         return tuple(map(torch.empty_like, ctx.saved_tensors))
 
 
-def _empty(parameters: Sequence[torch.Tensor]) -> None:
+def empty_call(parameters: Sequence[torch.Tensor]) -> None:
+    """Forward and backward of a function over parameters that computes nothing."""
     for parameter in parameters:
         parameter.grad = None
     _Empty.apply(*parameters).backward()
