@@ -96,17 +96,21 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
 
     def one(case: Case) -> Row:
         nonlocal sides, most, now
-        if now != case.key["threads"]:
+        threads = case.key["threads"]
+        if now != threads:
             scope.close()
-            now = case.key["threads"]
             sides = scope.enter_context(workers(2))
-            threads = [side(configure, now) for side in sides]
-            most = sides[0](_ceilings, *threads[:1])
+            for side in sides:
+                if (found := side(configure, threads)) != threads:
+                    raise ValueError(f"{threads} threads, but {found} cores")
+            most = sides[0](_ceilings, threads)
         layer, problem = case.what
         given = problem.repro(), layer.transposed
+        now = 0  # after a process that dies there are new ones
         row = sides[0](ours, *given)
         sides[1](theirs, *given)
         times = best(sides, *how)
+        now = threads
         mine, *others = times.seconds
         gflops, gbytes = problem.flop / mine / 1e9, problem.bytes / mine / 1e9
         return {

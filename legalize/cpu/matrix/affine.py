@@ -42,12 +42,10 @@ from . import pairs
 from . import tiles as matrix
 from .panels import PAIR_BITS, Panels, pack
 from .tiles import PAIR, ROWS, SUMS, TERMS
+from .work_split import Work, best_split
 
 _LEAST = 8  # channels of one of several groups
 _BLOCK = 2 * SUMS  # channels of a step's sums
-# Cycles of a step beyond its products, of a task; bytes a cycle of what all cores share.  Rough:
-# they only choose between splits.
-_STEP, _TASK, _SHARED = 150, 2000, 6
 _GAIN = 0.7  # of a step's products, to which filling up must bring them: it takes a copy
 
 
@@ -154,7 +152,7 @@ class _Core:
         size = (images, rows.count, ceildiv(columns.count, self.rows))
         total = math.prod(size)
         steps = ceildiv(total, self.count)
-        groups, parts = self._sizes(steps)
+        groups, parts = self._split(steps)
         each = ceildiv(self.blocks, parts)
         length, _ = columns.taps(0).as_terms(self.panels.reduced, x.w_step)
         with parallel(groups, self.panels.groups, parts) as (group, g, part), self._task(length):
@@ -178,34 +176,17 @@ class _Core:
         first = T.min(int64(b * self.rows), int64(self.axes[1].count - self.rows))
         return n, a, bind(first)
 
-    def _sizes(self, steps: int) -> tuple[int, int]:
-        """(groups of steps, parts of the blocks of channels), by an estimate of cycles.
-
-        A task reads the weights of its part and the pixels of its group, which stay in its level-2
-        cache, from a cache that all share or from memory.
-        """
-        rows, columns = self.axes
-        panels, cores = self.panels, self.machine.cores
-        pixels = self.count * self.rows * rows.scale * columns.scale * panels.reduced * 2
-        least = ceildiv(steps, max(1, self.machine.l2_bytes // 2 // pixels))
+    def _split(self, steps: int) -> tuple[int, int]:
+        """(groups of steps, parts of the blocks of channels)"""
+        (rows, columns), panels = self.axes, self.panels
         terms = panels.reduced * panels.rows * panels.columns
-        step = terms / TERMS * self.cycles / (rows.phases * columns.phases)
-
-        def cycles(groups: int, parts: int) -> float:
-            some, blocks = ceildiv(steps, groups), ceildiv(self.blocks, parts)
-            each = some * blocks * (step + _STEP) * rows.phases * columns.phases
-            read = blocks * terms * _BLOCK * 2 + some * pixels
-            tasks = panels.groups * groups * parts
-            return ceildiv(tasks, cores) * (each + read / _SHARED + _TASK)
-
-        options = [
-            (groups, parts)
-            for parts in sorted({ceildiv(self.blocks, x) for x in range(1, self.blocks + 1)})
-            for groups in sorted({
-                min(steps, max(least, ceildiv(x * cores, parts))) for x in (1, 2, 3, 4, 6, 8)
-            })
-        ]  # fmt: skip
-        return min(options, key=lambda option: cycles(*option))
+        pixels = self.count * self.rows * rows.scale * columns.scale
+        work = Work(
+            groups=panels.groups, steps=steps, blocks=self.blocks,
+            cycles=terms / TERMS * self.cycles, step_bytes=pixels * panels.reduced * 2,
+            block_bytes=terms * _BLOCK * 2,
+        )  # fmt: skip
+        return best_split(work, self.machine)
 
     def _operands(
         self, x: Image, places: list[tuple[Expr, Expr, Expr]], phases: list[Expr],

@@ -21,6 +21,7 @@ from legalize.cpu.machine import (
     tiles_are_permitted,
 )
 from legalize.cpu.matrix import tiles
+from legalize.cpu.matrix.work_split import Work, best_split
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.fuzz.special import runner
@@ -141,6 +142,26 @@ class Asking(Emulated):
     """Emulated, but for the request to Linux."""
 
     permit = tiles.Tiles.permit
+
+
+XEON = Machine(64, 32, 16, l2_bytes=2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("work", "split"),
+    [
+        # 512 channels on 7x7 pixels: the weights are what each core must not read all of.
+        (Work(1, 28, 16, 9216, 14336, 294912), (1, 16)),
+        # 64 channels on 56x56: the pixels are.
+        (Work(1, 896, 2, 1152, 3584, 36864), (16, 1)),
+        # 128 groups are tasks themselves.
+        (Work(128, 4, 1, 100, 1000, 1000), (1, 1)),
+        # Pixels of a task stay in half of a level-2 cache.
+        (Work(1, 3200, 2, 128, 1 << 14, 4096), (64, 1)),
+    ],
+)
+def test_tasks_are_cut_for_the_slowest_core(work: Work, split: tuple[int, int]) -> None:
+    assert best_split(work, XEON) == split
 
 
 @pytest.mark.parametrize(
