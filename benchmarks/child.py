@@ -1,17 +1,21 @@
 """A row in a process of its own: one that dies, or takes too much time or memory, is a row too.
 
     python -m benchmarks.child MODULE FUNCTION ARGUMENTS GIB
+    python -m benchmarks.child
 
-Prints what the function returns as the last line, in JSON.  Processes end when the run that started
-them is killed: those that go on to compile would take the cores from whatever is measured next.
+Prints what the function returns as the last line, in JSON; without arguments it answers lines of
+[MODULE, FUNCTION, ARGUMENTS], a line each.  Processes end when the run that started them is killed:
+those that go on to compile would take the cores from whatever is measured next.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -50,6 +54,46 @@ def row(
     return {"reason": f"the process died (exit status {done.returncode}): {lines[-1][-300:]}"}
 
 
+class Worker:
+    """A process that answers calls, and stands still while it has none: a pool of threads that
+    waits for work by asking again and again takes the cores from others for a tenth of a second."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.child"], cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of a module returns there, of arguments in JSON.
+
+        Raises RuntimeError with what it raises, or with the process's end.
+        """
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = json.dumps([function.__module__, function.__name__, arguments])
+        try:
+            process.send_signal(signal.SIGCONT)
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise RuntimeError(f"the process died (exit status {process.wait()})")
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED)
+        found, error = json.loads(answer)
+        if error is not None:
+            raise RuntimeError(error)
+        return found
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
 def end_with_parent(seconds: float = 1.0) -> None:
     """From here on this process ends within `seconds` of its parent, whatever it is at."""
     parent = os.getppid()
@@ -71,5 +115,20 @@ def main(module: str, function: str, arguments: str, gib: str) -> None:
     print(json.dumps(found), flush=True)
 
 
+def serve() -> None:
+    """Answers a `Worker`'s calls; what else is printed goes to the standard error."""
+    set_death_signal = 1
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)  # one that is stopped watches nothing
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        module, function, arguments = json.loads(line)
+        try:
+            found: Any = getattr(importlib.import_module(module), function)(*arguments), None
+        except Exception as error:  # of any kind: it is a row's reason
+            found = None, f"{type(error).__name__}: {str(error).strip()[:400]}"
+        print(json.dumps(found), file=answers, flush=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if sys.argv[1:] else serve()

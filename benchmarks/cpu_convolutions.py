@@ -1,10 +1,10 @@
 """The CPU kernels against PyTorch (oneDNN) on the convolutions of known networks, and of volumes.
 
-Float32.  For each layer and each of fprop, dgrad and wgrad: our time, PyTorch's (the better of
-contiguous and channels_last tensors), their ratio (below 1: ours is faster), GFLOP/s, and the
-fraction of two ceilings measured in the same run: the rate of multiply-adds in registers, and the
-bandwidth of a copy.  All take turns in one process with the same number of threads, the shortest
-time of some rounds counts, and every timed result is checked.
+For each layer and each of fprop, dgrad and wgrad: our time, PyTorch's (the better of contiguous and
+channels_last tensors), their ratio (below 1: ours is faster), GFLOP/s, and the fraction of two
+ceilings measured in the same run: the rate of float32's multiply-adds in registers, and the
+bandwidth of a copy.  The sides are processes that take turns with the same number of threads, the
+shortest time of some rounds counts, and every timed result is checked.
 
 --quick: the layers of each suite that take a twentieth of its work or more, those that take most
 first and the suites in turn, fewer rounds, and no row is begun after four minutes.  Where others
@@ -15,23 +15,21 @@ says so.
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple
 
 import numpy as np
 import torch
 import tvm
 
-import relay_wgrad
-from benchmarks.cpu_timing import LONGEST, best
+from benchmarks.cpu_timing import LONGEST, best, configure, ready, workers
 from benchmarks.gpu_timing import by_torch
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from legalize import cpu
 from legalize.cpu.roofline import ceilings
-from relay_wgrad.cores import configure_threads
+from relay_wgrad.cores import usable_cores
 from relay_wgrad.layouts import ACTIVATIONS, KERNELS, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.layers import LAYOUTS, SUITES, Layer, suite
@@ -54,113 +52,127 @@ _VOLUMES = (
 )
 
 QUICK = 4.0  # minutes
-# (rounds, seconds that they may take, target) -> a row.
-Measured = Callable[[int, float, tvm.target.Target], Row]
 
 
-def layers(name: str, batch: int, layout: str) -> list[Layer]:
-    """Of a suite; volumes have a batch of their own."""
+def layers(name: str, batch: int, dtype: str, layout: str) -> list[Layer]:
+    """Of a suite; volumes have a batch of their own, and are in float32."""
     if name != VOLUMES:
-        return suite(name, batch, "f32", layout, LAYOUTS)
+        return suite(name, batch, dtype, layout, LAYOUTS)
     last = " layout=NDHWC/ODHWI/NDHWC" if layout == "NHWC" else ""
     return [Layer(line, 1, ConvProblem.parse(f"fprop {line}{last}")) for line in _VOLUMES]
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    if args.threads:
-        os.environ["TVM_NUM_THREADS"] = str(args.threads)
-    threads = configure_threads()
-    found = [one for name in args.suite for one in _cases(name, args, threads)]
-    if args.quick:
-        args.time_budget = min(args.time_budget, QUICK)
-        found.sort(key=lambda one: one[0])
-    for _, case in found:
-        yield case
+    for threads in args.threads:
+        found = [one for name in args.suite for one in _cases(name, args, int(threads))]
+        if args.quick:
+            args.time_budget = min(args.time_budget, QUICK)
+            found.sort(key=lambda one: one[0])
+        for _, case in found:
+            yield case
 
 
 def _cases(suite: str, args: argparse.Namespace, threads: int) -> Iterator[tuple[int, Case]]:
     """(how many layers of the suite come before it, a case)."""
-    found: list[tuple[str, float, Measured]] = []
+    found: list[tuple[Layer, ConvProblem, float]] = []
     total = 0.0
     for layout in args.layouts:
-        for layer in layers(suite, args.batch, layout):
+        for layer in layers(suite, args.batch, args.dtype, layout):
             work = layer.count * layer.problem.flop
             total += work
-            found += [(problem.repro(), work, partial(measure, layer, problem))
-                      for problem in layer.problems(args.kinds)]  # fmt: skip
-    works = sorted({work for _, work, _ in found}, reverse=True)
-    for text, work, call in found:
+            found += [(layer, problem, work) for problem in layer.problems(args.kinds)]
+    works = sorted({work for *_, work in found}, reverse=True)
+    for layer, problem, work in found:
         if not args.quick or work >= total / 20:
-            yield (
-                works.index(work),
-                Case({"suite": suite, "problem": text, "threads": threads}, call),
-            )
+            key = {"suite": suite, "problem": problem.repro(),
+                   "threads": threads or len(usable_cores())}  # fmt: skip
+            yield works.index(work), Case(key, (layer, problem))
 
 
 def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
-    relay_wgrad.register()
-    threads = cases[0].key["threads"]
-    torch.set_num_threads(threads)
-    target = cpu.host_target(threads)
-    most = ceilings(target, threads)
-    args.found |= {"target": str(target), "fma_gflops": most.flops / 1e9,
-                   "copy_gbytes": most.bytes / 1e9}  # fmt: skip
+    """The sides' processes are of one number of threads; those of another take their place."""
+    scope, sides, most, now = ExitStack(), [], Row(), 0
+    how = (3, 2.0) if args.quick else (args.rounds, LONGEST)
 
     def one(case: Case) -> Row:
-        row = case.what(*((3, 2.0) if args.quick else (args.rounds, LONGEST)), target)
-        return row | {
-            "ratio": row["ms"] / row["torch_ms"],
-            "fma_share": row["gflops"] / args.found["fma_gflops"],
-            "copy_share": row["gbytes"] / args.found["copy_gbytes"],
-        }
+        nonlocal sides, most, now
+        threads = case.key["threads"]
+        if now != threads:
+            scope.close()
+            sides = scope.enter_context(workers(2))
+            for side in sides:
+                if (found := side(configure, threads)) != threads:
+                    raise ValueError(f"{threads} threads, but {found} cores")
+            most = sides[0](_ceilings, threads)
+        layer, problem = case.what
+        given = problem.repro(), layer.transposed
+        now = 0  # after a process that dies there are new ones
+        row = sides[0](ours, *given)
+        sides[1](theirs, *given)
+        times = best(sides, *how)
+        now = threads
+        mine, *others = times.seconds
+        gflops, gbytes = problem.flop / mine / 1e9, problem.bytes / mine / 1e9
+        return {
+            "layer": layer.name, "count": layer.count, "kind": problem.kind.value,
+            "layout": problem.data_layout, "batch": problem.n, "dtype": args.dtype,
+            **times.row, **row, "ms": mine * 1e3, "torch_ms": min(others) * 1e3,
+            "ratio": mine / min(others), "gflops": gflops,
+            "torch_gflops": problem.flop / min(others) / 1e9, "gbytes": gbytes, **most,
+            "fma_share": gflops / most["fma_gflops"], "copy_share": gbytes / most["copy_gbytes"],
+        }  # fmt: skip
 
     return one
 
 
-def measure(
-    layer: Layer, problem: ConvProblem, rounds: int, longest: float, target: tvm.target.Target
-) -> Row:
-    """Times of one problem of a layer, ours and PyTorch's; a reason if the results disagree."""
-    a, b = random_operands(problem, np.random.default_rng(0))
-    result = problem.roles[2]
+def _ceilings(threads: int) -> Row:
+    flops, gbytes = astuple(ceilings(cpu.host_target(threads), threads))
+    return {"fma_gflops": flops / 1e9, "copy_gbytes": gbytes / 1e9}
+
+
+def ours(text: str, transposed: bool) -> Row:
+    """Makes a problem's kernel, and compares what it gives with PyTorch in float32."""
+    problem = ConvProblem.parse(text)
+    a, b = map(tvm.runtime.tensor, random_operands(problem, np.random.default_rng(0)))
+    target = cpu.host_target(torch.get_num_threads())
     start = time.perf_counter()
-    kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
+    made = cpu.kernel(problem, target)
+    kernel = tvm.compile(made.func, target=target)["main"]
     compiled = time.perf_counter() - start
-    operands = tvm.runtime.tensor(a), tvm.runtime.tensor(b)
     out = tvm.runtime.tensor(poisoned(problem))
-    kernel(*operands, out)
-    arrays = {
-        **dict(zip(problem.roles[:2], (a, b), strict=True)),
-        result: np.empty_like(out.numpy()),
-    }
-    theirs = []
-    last = torch.channels_last if a.ndim == 4 else torch.channels_last_3d
-    for memory_format in (torch.contiguous_format, last):
-        tensors = {
-            role: torch.from_numpy(_canonical(problem, role, x)).contiguous(
-                memory_format=memory_format
-            )
-            for role, x in arrays.items()
-        }
-        theirs.append(by_torch(problem, tensors, layer.transposed))
-    want = theirs[0]().contiguous().numpy()
-    error = relative_error(_canonical(problem, result, out.numpy()), want.astype(np.float64))
-    (ours, *others), is_confirmed = best([lambda: kernel(*operands, out), *theirs], rounds, longest)
+    ready(lambda: kernel(a, b, out))
+    kernel(a, b, out)
+    got = _canonical(problem, problem.roles[2], out)
+    want = by_torch(problem, _tensors(problem, torch.float32), transposed)()
+    error = relative_error(got.float().numpy(), want.double().numpy())
     most = _SLACK * tolerance(problem) + _WINOGRAD
+    wrong = {} if error <= most else {"reason": f"wrong: error {error:.1e}, at most {most:.1e}"}
+    return {"kernel": made.name, "compile_s": compiled, "error": error, **wrong}
+
+
+def theirs(text: str, transposed: bool) -> None:
+    """Makes PyTorch's calls, of tensors in either order of memory."""
+    problem = ConvProblem.parse(text)
+    tensors = _tensors(problem, getattr(torch, problem.data_dtype))
+    last = torch.channels_last if problem.rank == 2 else torch.channels_last_3d
+    ready(*(
+        by_torch(problem, {role: x.contiguous(memory_format=order) for role, x in tensors.items()},
+                 transposed)
+        for order in (torch.contiguous_format, last)
+    ))  # fmt: skip
+
+
+def _tensors(problem: ConvProblem, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    arrays = (*random_operands(problem, np.random.default_rng(0)), poisoned(problem))
     return {
-        "layer": layer.name, "count": layer.count, "kind": problem.kind.value,
-        "layout": problem.data_layout, "batch": problem.n, "compile_s": compiled,
-        "confirmed": is_confirmed,
-        **({} if error <= most else {"reason": f"wrong: error {error:.1e}, at most {most:.1e}"}),
-        "error": error, "ms": ours * 1e3, "torch_ms": min(others) * 1e3,
-        "gflops": problem.flop / ours / 1e9, "torch_gflops": problem.flop / min(others) / 1e9,
-        "gbytes": problem.bytes / ours / 1e9,
-    }  # fmt: skip
+        role: _canonical(problem, role, tvm.runtime.tensor(x)).to(dtype)
+        for role, x in zip(problem.roles, arrays, strict=True)
+    }
 
 
-def _canonical(problem: ConvProblem, role: str, array: np.ndarray[Any, Any]) -> Any:
-    letters = (KERNELS if role == "weight" else ACTIVATIONS)[array.ndim - 2]
-    return array.transpose(permutation(problem.layout(role), letters))
+def _canonical(problem: ConvProblem, role: str, x: tvm.runtime.Tensor) -> torch.Tensor:
+    letters = (KERNELS if role == "weight" else ACTIVATIONS)[problem.rank]
+    return torch.from_dlpack(x).permute(permutation(problem.layout(role), letters))
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
@@ -185,11 +197,13 @@ BENCHMARK = Benchmark(
         "kinds": Option(KINDS, "", KINDS),
         "layouts": Option(("NHWC",), "", tuple(LAYOUTS)),
         "batch": Option(8, "images"),
-        "threads": Option(0, "as many as cores, if 0"),
+        "dtype": Option("f32", "", ("f32", "bf16", "f16")),
+        "threads": Option(("0",), "numbers of threads; 0: of cores"),
         "rounds": Option(5, "in which all take turns"),
     },
     columns=(
-        ("layer",), ("kind",), ("layout",), ("times", "count"), ("ms", None, ".2f"),
+        ("layer",), ("kind",), ("layout",), ("threads",), ("kernel",), ("times", "count"),
+        ("ms", None, ".2f"),
         ("PyTorch", "torch_ms", ".2f"), ("ratio", None, ".2f"), ("GFLOP/s", "gflops", ".0f"),
         ("FMA", "fma_share", ".2f"), ("mem", "copy_share", ".2f"), ("error", None, ".0e"),
         ("confirmed", lambda row: None if row.get("confirmed", True) else "no"), ("reason",),

@@ -2,11 +2,11 @@
 
 224x224 (or the model's size), batch statistics in batch normalization.  Both sides compute the loss
 and the gradients of all parameters; both update the running statistics.  PyTorch's is in float64
-beside ours in it, else in float32.  They take turns in one process, and the shortest time of some
-rounds counts; PyTorch's is the better of contiguous and channels_last tensors.  The loss and the
-gradients are compared in the same run: with batch statistics rounding grows from layer to layer, so
-PyTorch's own distance between its two memory formats is beside ours.  The breakdown sums the times
-of our kernels by kind.
+beside ours in it, in autocast beside ours in a half type, else in float32.  They are processes that
+take turns, and the shortest time of some rounds counts; PyTorch's is the better of contiguous and
+channels_last tensors.  The loss and the gradients are compared with PyTorch's without autocast:
+with batch statistics rounding grows from layer to layer, so PyTorch's own distance between its two
+memory formats is beside ours.  The breakdown sums the times of our kernels by kind.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import itertools
 import re
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
 import relay_wgrad
-from benchmarks import child
-from benchmarks.cpu_timing import best
+from benchmarks.cpu_timing import best, configure, ready, workers
 from benchmarks.errors import distance
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from legalize.cpu import host_target
-from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import BUNDLED, TrainingGraph, from_onnx
 from relay_wgrad.training.trainer import Trainer
-from tests.support.torch.model import prepared
+from tests.support.torch.model import Step, prepared
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
+HALVES = ("f16", "bf16")
+LONGEST = 40  # kernels that a row names
 # (pattern of a kernel's name, kind), the first that is found.
 KINDS = (
     ("conv2d_backward_weight", "convolution: wgrad"),
@@ -50,48 +51,53 @@ def graph_of(model: str, batch: int, image: int, dtype: str) -> TrainingGraph:
     return from_onnx(model, batch=batch, image_size=image or None, dtype=wide)
 
 
-def measure(
-    model: str, batch: int, image: int, dtype: str, layout: str, most: int, rounds: int
-) -> Row:
-    """Our step in a layout, and PyTorch's; in a fresh process."""
-    threads = configure_threads(most or None)
-    torch.set_num_threads(threads)
+def ours(model: str, batch: int, image: int, dtype: str, layout: str, threads: int) -> Row:
+    """Makes our step, compares it with PyTorch's, and says what takes its time."""
     relay_wgrad.register()
-    size = (model, batch, image, dtype)
-    graph = graph_of(*size)
+    graph = graph_of(model, batch, image, dtype)
     start = time.perf_counter()
-    half = DTYPES[dtype] if dtype in ("f16", "bf16") else None
-    target = host_target(threads)
-    trainer = Trainer(graph, target, layout=layout, dtype=half)
+    half = DTYPES[dtype] if dtype in HALVES else None
+    trainer = Trainer(graph, host_target(threads), layout=layout, dtype=half)
     compiled = time.perf_counter() - start
     values = graph.random_batch(0)
     arguments = trainer.arguments(values)
     run = trainer.compiled.vm["main_adjoint"]
-    outputs, ours = run(*arguments)
-    steps = [
-        prepared(model, graph, values, "train", channels_last=x, follow_statistics=False)
-        for x in (False, True)
-    ]
-    losses, gradients = [], []
-    for step in steps:
-        loss, _, found, _ = step()
+    outputs, gradients = run(*arguments)
+    ready(lambda: run(*arguments))
+    losses, theirs = [], []
+    for channels_last in (False, True):
+        loss, _, found, _ = _step(model, graph, values, channels_last)()
         losses.append(float(loss.detach()))
-        gradients.append([g.contiguous().numpy() for g in found])
-    (seconds, *theirs), is_confirmed = best([lambda: run(*arguments), *steps], rounds)
+        theirs.append([g.contiguous().numpy() for g in found])
+    kernels = {name: 1e3 * t for name, t in trainer.profile(values).items()}
     kinds = dict[str, float]()
-    for name, spent in trainer.profile(values).items():
+    for name, spent in kernels.items():
         kind = next(kind for pattern, kind in KINDS if re.search(pattern, name))
         kinds[kind] = kinds.get(kind, 0.0) + spent
+    longest = sorted(kernels.items(), key=lambda x: -x[1])[:LONGEST]
     return {
         "threads": threads, "compile_s": compiled,
-        "ms": seconds * 1e3, "torch_ms": min(theirs) * 1e3, "ratio": seconds / min(theirs),
-        "confirmed": is_confirmed,
         "loss": float(outputs[0].numpy()), "torch_loss": losses[0],
-        "distance": distance([g.numpy() for g in ours], gradients[0]),
-        "torch_distance": distance(gradients[1], gradients[0]),
-        "planned_bytes": trainer.compiled.planned_bytes,
-        "kinds_ms": dict(sorted(((k, 1e3 * t) for k, t in kinds.items()), key=lambda x: -x[1])),
+        "distance": distance([g.numpy() for g in gradients], theirs[0]),
+        "torch_distance": distance(theirs[1], theirs[0]),
+        "planned_bytes": trainer.compiled.planned_bytes, "longest_ms": dict(longest),
+        "kinds_ms": dict(sorted(kinds.items(), key=lambda x: -x[1])),
     }  # fmt: skip
+
+
+def theirs(model: str, batch: int, image: int, dtype: str) -> None:
+    """Makes PyTorch's steps, in either order of memory."""
+    graph = graph_of(model, batch, image, dtype)
+    ready(*(_step(model, graph, graph.random_batch(0), x, dtype) for x in (False, True)))
+
+
+def _step(
+    model: str, graph: TrainingGraph, values: Any, channels_last: bool, dtype: str = ""
+) -> Step:
+    step = prepared(model, graph, values, "train", channels_last=channels_last,
+                    follow_statistics=False)  # fmt: skip
+    half = getattr(torch, DTYPES[dtype]) if dtype in HALVES else None
+    return torch.autocast("cpu", half)(step) if half else step
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -101,7 +107,18 @@ def cases(args: argparse.Namespace) -> Iterator[Case]:
 
 
 def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
-    return lambda case: child.row(measure, *case.key.values(), args.threads, args.rounds)
+    def one(case: Case) -> Row:
+        model, batch, image, dtype, layout = case.key.values()
+        with workers(2) as sides:
+            threads, _ = (side(configure, args.threads or None) for side in sides)
+            row = sides[0](ours, model, batch, image, dtype, layout, threads)
+            sides[1](theirs, model, batch, image, dtype)
+            times = best(sides, args.rounds)
+        mine, *others = times.seconds
+        return row | times.row | {"ms": mine * 1e3, "torch_ms": min(others) * 1e3,
+                      "ratio": mine / min(others)}  # fmt: skip
+
+    return one
 
 
 BENCHMARK = Benchmark(

@@ -1,51 +1,104 @@
-"""Times on a CPU, taken in turns; and of its cores."""
+"""Times on a CPU, taken in turns by processes that stand still between theirs; and of its cores.
+
+A process makes what is timed and says `ready`; `best` asks each for its turns.  In one process the
+threads of one side's pool would still wait for work, asking again and again, in the other's turn.
+"""
 
 from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+from benchmarks.child import Worker
+from relay_wgrad.cores import configure_threads
 
 Call = Callable[[], Any]
 
 # A turn of a candidate: calls for so many seconds, but no fewer and no more than so many calls.
 _TURN, _LEAST, _MOST = 0.01, 2, 20
-# Idle threads of OpenMP's and TVM's pools spin for a while: a pause before a turn lets them sleep.
-_PAUSE = 0.012
 # Where others use the machine a kernel's threads may share a core for as long as some turns: more
 # of them, up to so many times the rounds and for so many seconds, until two agree to some percent.
 _MORE, LONGEST, _SAME = 6, 6.0, 1.03
+_NEAR = 0.01  # of the scheduler's tick: a time so near to some ticks is a thread's that waited
+
+_COARSE = 6  # Linux's CLOCK_MONOTONIC_COARSE, which goes on by ticks
+
+_ready: list[Call] = []  # of this process
 
 
 class Times(NamedTuple):
-    """Shortest times of some candidates in seconds, and whether each was confirmed by another."""
+    """Shortest times of some candidates in seconds, and whether each was confirmed by another.
+
+    row : what a benchmark's row says of that; a reason where one is the scheduler's, not a call's.
+    """
 
     seconds: list[float]
     confirmed: bool
+    has_ticks: bool
+
+    @property
+    def row(self) -> dict[str, Any]:
+        told = {"reason": "a time of whole ticks of the scheduler"} if self.has_ticks else {}
+        return {"confirmed": self.confirmed, **told}
 
 
-def best(candidates: Sequence[Call], rounds: int, longest: float = LONGEST) -> Times:
-    """The shortest time of each.  They take turns; a turn's first call is not timed.
+@contextmanager
+def workers(count: int) -> Iterator[list[Worker]]:
+    """So many processes, which end with the scope."""
+    made = [Worker() for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.end()
+
+
+def configure(threads: int | None) -> int:
+    """In a process: TVM's pool and PyTorch's, of so many threads at most; returns their number."""
+    import torch
+
+    threads = configure_threads(threads)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def ready(*calls: Call) -> None:
+    """In a process: its next turns are of these calls."""
+    _ready[:] = calls
+
+
+def turns() -> list[float]:
+    """In a process: the shortest of some calls of each; the first is not timed."""
+    return [_turn(call) for call in _ready]
+
+
+def best(sides: Sequence[Worker], rounds: int, longest: float = LONGEST) -> Times:
+    """The shortest time of each candidate of each side, one after another.  The sides take turns.
 
     After `rounds` turns of each all have more of them, until each one's shortest time is confirmed
     by a second turn, or the limits are reached, of which `longest` is in seconds.
     """
-    turns: list[list[float]] = [[] for _ in candidates]
+    times: list[list[float]] = []  # of a round
     begin = time.perf_counter()
     for number in range(_MORE * rounds):
         if number >= rounds and (
-            all(_is_confirmed(times) for times in turns) or time.perf_counter() - begin > longest
+            all(map(is_confirmed, zip(*times, strict=True)))
+            or time.perf_counter() - begin > longest
         ):
             break
-        for call, times in zip(candidates, turns, strict=True):
-            times.append(_turn(call))
-    return Times([min(times) for times in turns], all(map(_is_confirmed, turns)))
+        times.append([seconds for side in sides for seconds in side(turns)])
+    of_each = list(zip(*times, strict=True))
+    shortest = [sorted(each)[:2] for each in of_each]
+    return Times(
+        [each[0] for each in shortest], all(map(is_confirmed, of_each)),
+        any(_is_ticks(*each) for each in shortest),
+    )  # fmt: skip
 
 
 def _turn(call: Call) -> float:
-    """The shortest of some calls."""
-    time.sleep(_PAUSE)
     call()
     shortest = float("inf")
     begin = time.perf_counter()
@@ -59,10 +112,15 @@ def _turn(call: Call) -> float:
     return shortest
 
 
-def _is_confirmed(times: Sequence[float]) -> bool:
-    """Whether the two shortest are the same, more or less."""
+def is_confirmed(times: Sequence[float]) -> bool:
+    """Whether the two shortest are the same, more or less, and not whole ticks of the scheduler."""
     first, *others = sorted(times)
-    return bool(others) and others[0] <= _SAME * first
+    return bool(others) and others[0] <= _SAME * first and not _is_ticks(first, others[0])
+
+
+def _is_ticks(*times: float) -> bool:
+    tick = time.clock_getres(_COARSE)
+    return all(each > tick / 2 and abs(each / tick - round(each / tick)) < _NEAR for each in times)
 
 
 def processor_time() -> float:

@@ -71,7 +71,7 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     core = problem if deep else core
 
     def write_core(buffers: dict[str, Any]) -> None:
-        memory = Memory(core, buffers, core.accum_dtype, m)
+        memory = Memory(core, buffers, rule.reads or core.accum_dtype, m)
         rule.write(core, m, memory)
         memory.scratch.keep()
 

@@ -16,9 +16,13 @@ from .depthwise import kernels as depthwise_kernels
 from .direct import affine
 from .emitters.memory import Memory
 from .machine import Machine
+from .matrix import affine as matrix
+from .matrix import wgrad as matrix_wgrad
 from .wgrad import packed, unpacked
 from .winograd import algorithm, weights
 from .winograd import kernels as winograd_kernels
+
+Applies = Callable[[ConvProblem, Machine], bool]
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,9 @@ class Rule:
 
     name: str
     reason: str
-    applies: Callable[[ConvProblem, Machine], bool]
+    applies: Applies
     write: Callable[[ConvProblem, Machine, Memory], None]
+    reads: str = ""  # the dtype that operands are read in, if not the sums'
 
 
 def _depthwise_wgrad(problem: ConvProblem, m: Machine) -> bool:
@@ -59,11 +64,33 @@ def _is_wgrad(problem: ConvProblem, m: Machine) -> bool:
     return problem.kind is ConvKind.WGRAD
 
 
+def _tiles(problem: ConvProblem, m: Machine) -> bool:
+    return m.has_tiles and matrix.applies(problem)
+
+
+def _pairs(problem: ConvProblem, m: Machine) -> bool:
+    return m.has_bfloat16 and matrix.applies(problem)
+
+
+def _of_wgrad(applies: Applies) -> Applies:
+    return lambda problem, m: problem.kind is ConvKind.WGRAD and applies(problem, m)
+
+
 def _pointwise(problem: ConvProblem, m: Machine) -> bool:
     return problem.r == problem.s == 1
 
 
 RULES = (
+    *(
+        Rule(name + suffix, reason, applies, write, "bfloat16")
+        for name, has, reason in (
+            ("tiles", _tiles, "bfloat16 on AMX's tiles, with float32 sums"),
+            ("pairs", _pairs, "bfloat16 by AVX512_BF16's products of pairs, with float32 sums"),
+        )
+        for suffix, applies, write in (
+            (" wgrad", _of_wgrad(has), matrix_wgrad.write), ("", has, matrix.write),
+        )
+    ),
     Rule(
         "depthwise lines", "one channel per group, and a vector is less than a cache line: whole"
         " lines of pixels at a time", _lines, depthwise_kernels.write_lines,
@@ -89,8 +116,8 @@ RULES = (
         _winograd, winograd_kernels.write_affine,
     ),
     Rule(
-        "packed wgrad", "few registers: both operands are packed into panels of a product",
-        _packed, packed.write,
+        "packed wgrad", "few registers, or strides or 1x1 with many channels: both operands are"
+        " packed into panels of a product", _packed, packed.write,
     ),
     Rule("direct wgrad", "sums over pixels wait in registers", _is_wgrad, unpacked.write),
     Rule("product", "1x1: a matrix product of pixels and channels", _pointwise, affine.write),

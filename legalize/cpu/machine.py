@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +32,8 @@ class Machine:
     l1_ways: int = 8
     line_bytes: int = 64  # of a cache
     allows_winograd: bool = False
+    has_tiles: bool = False  # AMX for bfloat16, which this process may use
+    has_bfloat16: bool = False  # AVX512_BF16: products of pairs, and rounding
 
     def lanes(self, dtype: str) -> int:
         """Elements of an accumulator's dtype in one register."""
@@ -58,6 +63,9 @@ _ISA = (
     ("vsx", 16, 32),
 )
 WINOGRAD = "winograd"  # a target's key: not direct convolutions only
+_TILES = "amx-bf16"
+# Linux's numbers for x86-64: arch_prctl, ARCH_REQ_XCOMP_PERM, the data of tiles.
+TILES_REQUEST = (158, 0x1023, 18)
 # Where a target does not say, kernels are cut so that this many cores have even work.
 _CORES = 8
 
@@ -69,6 +77,8 @@ def machine(target: Target) -> Machine:
     own = target.attrs.get("mcpu") == codegen.llvm_get_system_cpu()
     known: dict[str, Any] = {**_caches()} if own else {}
     known["allows_winograd"] = WINOGRAD in target.keys
+    known["has_tiles"] = _TILES in features and (not own or tiles_are_permitted())
+    known["has_bfloat16"] = "avx512bf16" in features
     for feature, width, registers in _ISA:
         if feature in features:
             return Machine(width, registers, cores, **known)
@@ -93,6 +103,24 @@ def _caches() -> dict[str, int]:
         elif words[0] == "2":
             found["l2_bytes"] = size
     return found
+
+
+@lru_cache(maxsize=1)
+def tiles_are_permitted() -> bool:
+    """Whether Linux lets this process use AMX's tiles, for which it asks."""
+    is_known = sys.platform == "linux" and platform.machine() == "x86_64"
+    return is_known and bool(ctypes.CDLL(None).syscall(*TILES_REQUEST) == 0)
+
+
+def bfloat16_units(target: Target) -> str:
+    """What computes a target's products of bfloat16, in words."""
+    m, features = machine(target), codegen.llvm_get_cpu_features(target)
+    refused = "AMX's tiles are refused by Linux: " if _TILES in features and not m.has_tiles else ""
+    if m.has_tiles:
+        return "AMX's tiles"
+    return refused + (
+        "AVX512_BF16's pairs" if m.has_bfloat16 else "none, it is converted to float32"
+    )
 
 
 def disabled_features(cpu: str, present: Mapping[str, bool]) -> list[str]:

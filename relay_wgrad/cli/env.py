@@ -37,8 +37,8 @@ PACKAGES = (
     "onnx",
     "rich",
 )
-EXTRAS = {"torch": "torch", "safetensors": "safetensors", "matplotlib": "notebooks",
-          "grandalf": "notebooks"}  # fmt: skip
+EXTRAS = {"torch": "torch", "safetensors": "safetensors", "pillow": "images",
+          "matplotlib": "notebooks", "grandalf": "notebooks"}  # fmt: skip
 """Packages that are optional -> the extra that installs them."""
 
 
@@ -58,14 +58,17 @@ def facts() -> list[tuple[str, str]]:
     if hidden := shadowed():
         return rows + hidden
     from byoc_cudnn.building import toolchain
-    from legalize.cpu import host_target
+    from legalize.cpu.machine import bfloat16_units, host_target
 
+    from ..training import jpeg_reader
     from ..training.gpu import readiness
 
-    host = host_target().attrs
+    target = host_target()
+    host = target.attrs
     rows.append(("CPU", str(host["mcpu"])))
     if disabled := host.get("mattr"):
         rows.append(("of it disabled here", " ".join(word.removeprefix("-") for word in disabled)))
+    rows.append(("its products of bfloat16", bfloat16_units(target)))
     rows.append(("logical processors usable", str(len(os.sched_getaffinity(0)))))
     threads = int(tvm.get_global_func("runtime.NumThreads")())
     rows.append(("threads of TVM's pool by itself", str(threads)))
@@ -83,6 +86,7 @@ def facts() -> list[tuple[str, str]]:
     rows.append(("GPU", gpu()))
     rows.append(("CUDA device", device))
     rows += build_facts(found)
+    rows.append(("JPEGs of folders are read by", jpeg_reader.described()))
     rows.append(("training on a GPU", readiness()))
     return rows
 

@@ -38,6 +38,8 @@ _WORTH, _INNER = 1 << 14, 32
 # Sums that a task has at a time, at most, and their bytes: some cache lines of each pixel, and half
 # of the registers.
 _SUMS, _SUM_BYTES = 64, 256
+# Tasks of a sum, at most, and elements of one that has a part of the rows, at least.
+_TASKS, _PART = 64, 1 << 12
 # Elements of a vector as written, which LLVM cuts as the target wants; fewer are not worth it.
 _LANES, _SHORT = 16, 4
 _TILE = 32  # rows and columns that are transposed at a time, at most
@@ -276,9 +278,53 @@ class _Block:
         return min(_SUMS, _SUM_BYTES * 8 // dtype.bits)
 
     def _sum_of_rows(self, length: int) -> None:
-        """Tasks own some neighbours along the innermost axis and walk over all rows."""
-        most = min(self._widest, length // self.cores)
-        outer, inner, width = self._cut(self.spatial[-1], length, most)
+        """Tasks own some neighbours along the innermost axis and walk over a part of the rows.
+
+        The parts' sums are added up at the end.  With fewer neighbours to a task instead, each
+        would read a part of every cache line.  The number of parts does not depend on the cores, so
+        that results do not either.
+        """
+        sch, count = self.sch, len(self.spatial)
+        known = [loop for loop in self.reduced if self.lengths[loop] is not None]
+        parts = self._parts(length, math.prod(self.lengths[loop] or 1 for loop in known))
+        if parts == 1:
+            self._walk(length)
+            return
+        others = [loop for loop in self.reduced if self.lengths[loop] is None]
+        sch.reorder(*others, *known)
+        part, rows = sch.split(self._fused(known), [parts, None])
+        sch.reorder(part, *others, rows)
+        self.reduced = [part, *others, rows]
+        try:
+            sums = sch.rfactor(part, 0)
+        except s_tir.ScheduleError:  # of two results, such as a maximum and its place
+            self._walk(length)
+            return
+        loops = sch.get_loops(sums)
+        sch.reorder(loops[count], *loops[:count])
+        _Block(sch, sums, "S" * (count + 1) + "R" * len(loops[count + 1 :]), self.cores)._walk(
+            length
+        )
+        *spatial, part = sch.get_loops(self.block)
+        sch.reorder(part, *spatial)
+        sch.decompose_reduction(self.block, part)
+
+    def _parts(self, length: int, rows: int) -> int:
+        """Of so many rows, times an open number, for tasks enough, none of which is too small."""
+        columns = self._columns(length)
+        tasks = math.prod(self.lengths[loop] or 1 for loop in self.spatial) // columns
+        is_open = any(self.lengths[loop] is None for loop in self.reduced)
+        least = columns if is_open else _PART
+        most = max(1, min(_TASKS // max(1, tasks), rows * columns // least))
+        return max(x for x in range(1, most + 1) if rows % x == 0)
+
+    def _columns(self, length: int) -> int:
+        """Neighbours that a task walks along."""
+        return next(x for x in range(min(self._widest, length), 0, -1) if length % x == 0)
+
+    def _walk(self, length: int) -> None:
+        """Each task walks over all rows."""
+        outer, inner, width = self._cut(self.spatial[-1], length, self._columns(length))
         before = [*self.spatial[:-1], outer]
         self.sch.reorder(*before, *self.reduced, inner)
         task = self._spread(before)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .loops import Expr, bind, cast, ceildiv, digits, int64, parallel, serial, vector, when
+from .loops import Expr, bind, cast, ceildiv, digits, int64, parallel, serial, vector, view, when
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,16 @@ class Copy:
 
 # Elements of a lane that are worth a task.
 _LONG = 1024
+_BITS = "uint16"
 _SHORT_LOOP = 16  # LLVM's vectorizer-min-trip-count
 
 
 def move(copy: Copy, lanes: int) -> None:
     """Emits the copy, with vectors of at most `lanes` elements."""
     lanes = min(lanes, copy.block)
+    if copy.user_dtype == copy.core_dtype == "bfloat16":  # nothing to compute
+        user, core = view(copy.user, _BITS), view(copy.core, _BITS)
+        copy = replace(copy, user=user, core=core, user_dtype=_BITS, core_dtype=_BITS)
     if isinstance(copy.lane.user, int) and copy.lane.user == 1:
         _along_lanes(copy, lanes)
     else:
@@ -202,7 +206,7 @@ class _Columns:
         columns = [place + lane for place in places]
         source, target = (rows, columns) if copy.to_core else (columns, rows)
         values = [bind(copy.get(at, at, side, copy.core_dtype)) for at in source]
-        for at, value in zip(target, _transposed(values), strict=True):
+        for at, value in zip(target, transposed(values), strict=True):
             copy.put(value, at, at, side)
 
     def strided(self, places: list[Expr], first: Expr, c: Expr) -> None:
@@ -247,7 +251,7 @@ def _offset(index: Sequence[Expr], dims: Sequence[Dim], side: str) -> Expr:
     return total
 
 
-def _transposed(rows: list[Expr]) -> list[Expr]:
+def transposed(rows: list[Expr]) -> list[Expr]:
     """A square tile's columns, by swapping the halves of ever smaller blocks."""
     side = len(rows)
     rows = list(rows)

@@ -182,6 +182,15 @@ def flat(buffer: Expr, dtype: str, shape: Sequence[Expr]) -> Expr:
     )
 
 
+def view(buffer: Expr, dtype: str) -> Expr:
+    """A buffer's memory as numbers of another dtype: of bits, TVM would compute with bfloat16."""
+    bits, other = (int(DataType(str(x)).bits) for x in (buffer.dtype, dtype))
+    count = math.prod(buffer.shape) * bits // other
+    return IRBuilder.name(
+        f"{buffer.name}_{dtype}", T.decl_buffer((count,), dtype, data=buffer.data)
+    )
+
+
 class Scratch:
     """Memory for the duration of the call.
 

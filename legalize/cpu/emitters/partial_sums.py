@@ -32,7 +32,7 @@ def parts_of(total: Expr, memory: Memory, size: int, splits: int, lanes: int) ->
     if splits == 1:
         yield total
         return
-    accum = memory.accum
+    accum = memory.problem.accum_dtype
     parts = memory.scratch.new("parts", splits * size, accum)
     yield parts
     with parallel(size // lanes) as (i,):

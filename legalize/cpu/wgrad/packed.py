@@ -51,10 +51,19 @@ from .work_split import Work, best_split
 LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
 
 
+# With many registers a tile brings less data for each product: with so many channels where taps
+# share no lines that follow each other, and with so many of a matrix product.
+STRIDED, PRODUCT = 128, 256
+
+
 def pays(problem: ConvProblem, m: Machine) -> bool:
-    """Whether packing pays."""
+    """Whether packing pays; measured."""
     few = min(problem.c, problem.k) // problem.groups
-    return m.has_few_registers and few >= LEAST_CHANNELS
+    if m.has_few_registers:
+        return few >= LEAST_CHANNELS
+    if problem.r == problem.s == 1:
+        return few >= PRODUCT
+    return problem.strides != (1, 1) and few >= STRIDED
 
 
 @dataclass(frozen=True)

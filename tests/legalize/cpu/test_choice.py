@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 AVX512, AVX2 = (
     {"kind": "llvm", "mcpu": f"x86-64-{v}", "keys": ["cpu", WINOGRAD]} for v in ("v4", "v3")
 )
+TILES, PAIRS = ({"kind": "llvm", "mcpu": cpu} for cpu in ("sapphirerapids", "cooperlake"))
 WIDE = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
 
 
@@ -26,6 +28,10 @@ def problem(kind: str, c: int, k: int, size: int, r: int, groups: int = 1) -> Co
         kind=ConvKind(kind), n=8, c=c, h=size, w=size, k=k, r=r, s=r, groups=groups,
         padding=(r // 2,) * 4, **WIDE,
     )  # fmt: skip
+
+
+def half(given: ConvProblem) -> ConvProblem:
+    return replace(given, **{f"{x}_dtype": "bfloat16" for x in ("data", "weight", "grad")})
 
 
 CASES = {
@@ -39,6 +45,10 @@ CASES = {
     "direct wgrad": (problem("wgrad", 64, 128, 28, 5), AVX512),
     "product": (problem("fprop", 64, 256, 56, 1), AVX512),
     "direct": (problem("dgrad", 64, 128, 28, 5), AVX512),
+    "tiles": (half(problem("dgrad", 64, 128, 28, 5)), TILES),
+    "tiles wgrad": (half(problem("wgrad", 64, 128, 28, 5)), TILES),
+    "pairs": (half(problem("fprop", 64, 128, 28, 5)), PAIRS),
+    "pairs wgrad": (half(problem("wgrad", 64, 128, 28, 5)), PAIRS),
 }
 
 
@@ -69,6 +79,12 @@ def test_one_choice_is_written_and_told(
     made = legalize.cpu.kernel(given, Target(AVX512))
     assert len(asked) == 1
     assert made.name.rpartition(", ")[2] == RULES[-1].name
+
+
+@pytest.mark.parametrize(("channels", "name"), [(256, "packed wgrad"), (64, "direct wgrad")])
+def test_many_registers_pack_many_channels(channels: int, name: str) -> None:
+    made = legalize.cpu.kernel(problem("wgrad", channels, 2048, 7, 1), Target(AVX512))
+    assert made.name == name
 
 
 def test_all_are_tried() -> None:

@@ -46,6 +46,8 @@ n=2 c=48 h=7 w=7 k=80 r=1 s=1 stride=2,2
 n=2 c=12 h=6 w=6 k=8 r=1 s=1 pad=1,0,2,1
 n=3 c=261 h=7 w=5 k=40 r=1 s=1 layout=NHWC/HWIO/NHWC
 n=2 c=256 h=9 w=9 k=72 r=1 s=1 stride=2,1 layout=NHWC/OHWI/NHWC
+n=3 c=256 h=5 w=7 k=270 r=1 s=1 layout=NHWC/HWIO/NHWC
+n=3 c=131 h=9 w=11 k=137 r=3 s=3 stride=2,2 pad=1,1,1,1 layout=NHWC/OHWI/NHWC
 n=2 c=270 h=9 w=11 k=24 r=2 s=3 stride=2,3 layout=NHWC/HWIO/NHWC
 n=2 c=512 h=8 w=8 k=64 r=2 s=2 stride=2,2 groups=2
 n=2 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3 layout=NHWC/HWIO/NHWC

@@ -15,7 +15,7 @@ from legalize import cpu
 from legalize.cpu import max_pool
 from legalize.cpu.emitters.loops import alignment
 from legalize.cpu.machine import disabled_features, machine
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.children import run_code
 from tests.support.problems import (
     poisoned,
@@ -72,7 +72,7 @@ import numpy as np
 import tvm, tvm_ffi
 from tvm.target import Target, codegen
 from legalize import cpu
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.problems import random_operands, relative_error, tolerance, torch_reference
 rng = np.random.default_rng(0)
 
@@ -133,6 +133,24 @@ def test_instructions_that_a_virtual_machine_disables() -> None:
     for at in (target, Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})):
         code = tvm.compile(cpu.prim_func(problem, at), target=at).mod.inspect_source("asm")
         assert ("zmm" in code) == (at is not target)
+
+
+NEON = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1", "num-cores": 4}
+
+
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("groups", [1, 32], ids=["dense", "depthwise"])
+def test_arm_is_compiled_for(kind: ConvKind, groups: int) -> None:
+    """With vectors of 4; nothing of it has run."""
+    target = Target(NEON)
+    assert (machine(target).vector_bytes, machine(target).registers) == (16, 32)
+    for dtype in ("f32", "bf16"):
+        problem = ConvProblem.parse(
+            f"{kind.value} n=2 c=32 h=9 w=9 k=32 r=3 s=3 pad=1,1,1,1 groups={groups}"
+            f" layout=NHWC/HWIO/NHWC dtype={dtype}/{dtype}/{dtype}"
+        )
+        code = tvm.compile(cpu.prim_func(problem, target), target=target).mod.inspect_source("asm")
+        assert re.search(r"fmla\tv\d+\.4s", code)
 
 
 def test_this_host_has_what_its_target_says() -> None:

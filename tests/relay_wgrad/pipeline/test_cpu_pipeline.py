@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,26 @@ def test_sums_are_vectors_in_registers(axes: tuple[int, ...] | None) -> None:
     assert kernels.count('scope="local"') == 1
     assert "T.vectorized(" in kernels
     assert "T.parallel(" in kernels
+
+
+@pytest.mark.parametrize("rows", [(4, 28, 28), (tirx.Var("n", "int64"), 28, 28), (3136,)], ids=str)
+def test_a_sum_of_few_channels_has_tasks_for_many_cores(rows: tuple[Any, ...]) -> None:
+    """Not by a part of each cache line; and the order of terms is that of one core."""
+    mod = module((*rows, 64), lambda x: R.sum(chosen(x), list(range(len(rows)))))
+    x = np.random.default_rng(0).standard_normal((4, 28, 28, 64)).astype("float32")
+    found = []
+    for cores in (1, 4, 64):
+        target = Target({"kind": "llvm", "num-cores": cores})
+        with target:
+            kernels = tvm.transform.Sequential([*fused_kernels(), parallel_kernels()])(mod).script()
+        tasks = [int(x) for x in re.findall(r"T\.parallel\(T\.int64\((\d+)\)\)", kernels)]
+        assert (max(tasks, default=1) >= 16) == (cores > 1)
+        vm = virtual_machine(mod, target, cpu_pipeline())
+        found.append(
+            vm["main"](tvm.runtime.tensor(x.reshape(-1, 64) if len(rows) == 1 else x)).numpy()
+        )
+    assert (found[0] == found[1]).all()
+    assert (found[0] == found[2]).all()
 
 
 @pytest.mark.longer("whole networks; smaller ones stay")

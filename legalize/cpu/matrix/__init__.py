@@ -1,0 +1,1 @@
+"""bfloat16 on a CPU's matrix units (AMX): sums in float32, in tiles."""

@@ -1,0 +1,205 @@
+"""bfloat16 on AMX's tiles, emulated, and on what this CPU has of them and of AVX512_BF16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+import relay_wgrad
+from legalize import cpu
+from legalize.cpu.machine import (
+    Machine,
+    bfloat16_units,
+    host_target,
+    machine,
+    tiles_are_permitted,
+)
+from legalize.cpu.matrix import tiles
+from legalize.cpu.matrix.work_split import Work, best_split
+from relay_wgrad.pipeline.cpu import cpu_pipeline
+from relay_wgrad.problem import ConvKind, ConvProblem
+from tests.fuzz.special import runner
+from tests.support.compiled import virtual_machine
+from tests.support.cpu_kernels import error_of
+from tests.support.emulated_tiles import Emulated
+from tests.support.problems import relative_error, tolerance, torch_reference
+from tests.support.special_values import wrong
+
+# Everything after the kind.
+LINES = """
+n=1 c=1 h=1 w=1 k=1 r=1 s=1
+n=2 c=64 h=9 w=9 k=64 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC
+n=2 c=64 h=9 w=9 k=64 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC
+n=3 c=40 h=7 w=5 k=48 r=1 s=1 layout=NHWC/HWIO/NHWC
+n=2 c=64 h=9 w=20 k=72 r=3 s=3 stride=2,2 pad=1,1,1,1 layout=NHWC/OHWI/NHWC
+n=1 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3 layout=NHWC/HWIO/NHWC
+n=3 c=5 h=11 w=13 k=17 r=3 s=3 pad=1,2,1,0 stride=2,1 layout=NCHW/OHWI/NCHW
+n=2 c=24 h=5 w=6 k=40 r=3 s=3 pad=1,1,1,1
+n=2 c=17 h=7 w=11 k=13 r=3 s=5 pad=1,2,1,2
+n=2 c=12 h=6 w=6 k=8 r=1 s=1 pad=1,0,2,1
+n=2 c=48 h=7 w=7 k=80 r=1 s=1 stride=2,2 layout=NHWC/OHWI/NHWC
+n=2 c=8 h=15 w=13 k=16 r=3 s=2 stride=3,2 pad=1,0,2,3 dil=2,3
+n=2 c=32 h=8 w=6 k=64 r=3 s=3 pad=1,1,1,1 groups=4 layout=NHWC/HWIO/NHWC
+n=2 c=33 h=8 w=37 k=64 r=2 s=3 pad=1,1,1,1 layout=CHWN/IHWO/CHWN
+""".strip().splitlines()
+SPECIAL = (
+    "n=2 c=5 h=9 w=8 k=18 r=3 s=2 stride=2,3 pad=1,0,2,1 dil=2,1",
+    "n=2 c=16 h=8 w=7 k=16 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
+    "n=3 c=16 h=7 w=5 k=16 r=1 s=1 layout=NHWC/HWIO/NHWC",
+    "n=2 c=5 h=8 w=7 k=6 r=3 s=3 stride=1,2 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
+)
+CASES = [
+    ConvProblem.parse(f"{kind.value} {line} dtype=bf16/bf16/bf16")
+    for line in LINES
+    for kind in ConvKind
+]
+# Of the sums without rounding.
+CASES += [
+    replace(CASES[3 * 2], grad_dtype="float32"), replace(CASES[3 * 3 + 1], data_dtype="float32"),
+    replace(CASES[3 * 7 + 2], weight_dtype="float32"),
+]  # fmt: skip
+BF16 = ml_dtypes.bfloat16
+HOST = machine(host_target())
+
+
+def given(monkeypatch: pytest.MonkeyPatch, **facts: bool) -> None:
+    """Kernels are for this host with other facts."""
+
+    def changed(target: Target) -> Machine:
+        return replace(machine(target), **facts)
+
+    monkeypatch.setattr(cpu, "machine", changed)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host's kernels take tiles, which are loops over memory."""
+    monkeypatch.setattr(tiles, "TILES", Emulated())
+    given(monkeypatch, has_tiles=True)
+
+
+def error(problem: ConvProblem, target: Target, name: str) -> float:
+    made = cpu.kernel(problem, target)
+    assert made.name == name + " wgrad" * (problem.kind is ConvKind.WGRAD)
+    return error_of(problem, tvm.compile(made.func, target=target)["main"])
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.share(6)
+@pytest.mark.parametrize("problem", CASES, ids=str)
+def test_emulated(problem: ConvProblem) -> None:
+    assert error(problem, host_target(2), "tiles") <= tolerance(problem)
+
+
+@pytest.mark.skipif(not HOST.has_tiles, reason="this CPU has no AMX, or Linux refuses it")
+@pytest.mark.parametrize("problem", CASES, ids=str)
+def test_tiles_of_this_cpu(problem: ConvProblem) -> None:
+    assert error(problem, host_target(), "tiles") <= tolerance(problem)
+
+
+@pytest.mark.skipif(not HOST.has_bfloat16, reason="this CPU has no AVX512_BF16")
+@pytest.mark.share(4)
+@pytest.mark.parametrize("problem", CASES, ids=str)
+def test_pairs_of_this_cpu(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, has_tiles=False)
+    assert error(problem, host_target(2), "pairs") <= tolerance(problem)
+
+
+@pytest.mark.skipif(not HOST.has_bfloat16, reason="this CPU has no AVX512_BF16")
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("has_tiles", [False, True], ids=["pairs", "tiles"])
+def test_special_values(kind: ConvKind, has_tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is off the image is multiplied by nothing but zeros of the data's border."""
+    monkeypatch.setattr(tiles, "TILES", Emulated())
+    given(monkeypatch, has_tiles=has_tiles)
+    for line in SPECIAL:
+        problem = ConvProblem.parse(f"{kind.value} {line} dtype=bf16/bf16/bf16")
+        target = host_target(1)
+        kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
+        assert wrong(problem, runner(kernel, problem)) == []
+
+
+@pytest.mark.parametrize("cpu_name", ["sapphirerapids", "cooperlake", "znver4"])
+@pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
+def test_llvm_writes_the_instructions(kind: ConvKind, cpu_name: str) -> None:
+    problem = ConvProblem.parse(f"{kind.value} {LINES[1]} dtype=bf16/bf16/bf16")
+    target = Target({"kind": "llvm", "mcpu": cpu_name, "num-cores": 4})
+    code = tvm.compile(cpu.prim_func(problem, target), target=target).mod.inspect_source("asm")
+    tile = ("ldtilecfg", "tdpbf16ps", "tileloadd", "tilestored", "tilerelease", "syscall")
+    for word in tile if cpu_name == "sapphirerapids" else ("vdpbf16ps",):
+        assert word in code
+    assert "vfmadd" not in code
+    assert "callq\trelay_wgrad" not in code  # the function between is a part of what calls it
+
+
+class Asking(Emulated):
+    """Emulated, but for the request to Linux."""
+
+    permit = tiles.Tiles.permit
+
+
+XEON = Machine(64, 32, 16, l2_bytes=2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("work", "split"),
+    [
+        # 512 channels on 7x7 pixels: the weights are what each core must not read all of.
+        (Work(1, 28, 16, 9216, 14336, 294912), (1, 16)),
+        # 64 channels on 56x56: the pixels are.
+        (Work(1, 896, 2, 1152, 3584, 36864), (16, 1)),
+        # 128 groups are tasks themselves.
+        (Work(128, 4, 1, 100, 1000, 1000), (1, 1)),
+        # Pixels of a task stay in half of a level-2 cache.
+        (Work(1, 3200, 2, 128, 1 << 14, 4096), (64, 1)),
+    ],
+)
+def test_tasks_are_cut_for_the_slowest_core(work: Work, split: tuple[int, int]) -> None:
+    assert best_split(work, XEON) == split
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("sapphirerapids", "AMX's tiles"), ("znver4", "AVX512_BF16's pairs"),
+     ("haswell", "none, it is converted to float32")],
+)  # fmt: skip
+def test_what_a_target_has_is_said(name: str, words: str) -> None:
+    assert bfloat16_units(Target({"kind": "llvm", "mcpu": name})) == words
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_kernel_asks_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may load a library: what is refused there raises, and kills nobody."""
+    monkeypatch.setattr(tiles, "TILES", Asking())
+    if tiles_are_permitted():
+        assert error(CASES[3], host_target(2), "tiles") <= tolerance(CASES[3])
+        return
+    with pytest.raises(RuntimeError, match="Linux refuses the state of AMX's tiles"):
+        error(CASES[3], host_target(2), "tiles")
+
+
+@pytest.mark.usefixtures("emulated", "registered")
+def test_a_compiled_module() -> None:
+    """Through the whole pipeline for CPUs, whose passes for bfloat16 leave kernels alone."""
+    shapes = {"x": (2, 9, 8, 32), "w": (24, 3, 3, 32)}
+    given = [np.random.default_rng(0).standard_normal(s).astype(BF16) for s in shapes.values()]
+    x, w = (relax.Var(n, relax.TensorType(s, "bfloat16")) for n, s in shapes.items())
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            call = relay_wgrad.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+            out = bb.emit_output(relax.op.nn.relu(bb.emit(call)))
+        bb.emit_func_output(out)
+    vm = virtual_machine(bb.get(), host_target(2), cpu_pipeline())
+    got = vm["main"](*map(tvm.runtime.tensor, given)).numpy().astype("float64")
+    problem = ConvProblem.parse(
+        "fprop n=2 c=32 h=9 w=8 k=24 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC dtype=bf16/bf16/bf16"
+    )
+    want = np.maximum(torch_reference(problem, *given), 0)
+    assert relative_error(got, want) <= tolerance(problem)
