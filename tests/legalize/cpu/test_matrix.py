@@ -13,6 +13,7 @@ from tvm.target import Target
 
 import relay_wgrad
 from legalize import cpu
+from legalize.cpu.emitters import memory
 from legalize.cpu.machine import (
     Machine,
     bfloat16_units,
@@ -28,7 +29,7 @@ from tests.fuzz.special import runner
 from tests.support.compiled import virtual_machine
 from tests.support.cpu_kernels import error_of
 from tests.support.emulated_tiles import Emulated
-from tests.support.problems import relative_error, tolerance, torch_reference
+from tests.support.problems import random_problem, relative_error, tolerance, torch_reference
 from tests.support.special_values import wrong
 
 # Everything after the kind.
@@ -110,6 +111,22 @@ def test_tiles_of_this_cpu(problem: ConvProblem) -> None:
 def test_pairs_of_this_cpu(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, has_tiles=False)
     assert error(problem, host_target(2), "pairs") <= tolerance(problem)
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize("seed", range(24))
+def test_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any layouts, strides, dilations and groups; images copied one at a time, or all."""
+    monkeypatch.setattr(tiles, "TILES", Emulated())
+    rng = np.random.default_rng(seed)
+    has_tiles = not HOST.has_bfloat16 or seed % 2 == 0
+    given(monkeypatch, has_tiles=has_tiles)
+    monkeypatch.setattr(memory, "MOST_COPIED", int(rng.choice([1, 32 << 20])))
+    kind = list(ConvKind)[seed % 3]
+    problem = random_problem(rng, kind, dtypes=("bfloat16",), max_flop=1e6)
+    target = host_target(int(rng.choice([1, 2, 16])))
+    kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
+    assert error_of(problem, kernel) <= tolerance(problem), problem.repro()
 
 
 @pytest.mark.skipif(not HOST.has_bfloat16, reason="this CPU has no AVX512_BF16")
