@@ -90,7 +90,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     batch = memory.batch(read, written)
     height, width = out[2:]
     merged = False
-    if problem.r == problem.s == 1 and problem.strides == (1, 1) and border == NO_BORDER:
+    if problem.r == problem.s == 1 and problem.strides == (1, 1) and problem.padding == NO_BORDER:
         merged = all(x.is_dense(batch.images, height, width) for x in batch.tensors)
         if all(x.has_dense_rows(width) for x in batch.tensors):
             height, width = 1, height * width * (batch.images if merged else 1)

@@ -44,6 +44,7 @@ n=3 c=5 h=11 w=13 k=17 r=3 s=3 pad=1,2,1,0 stride=2,1 layout=NCHW/OHWI/NCHW
 n=2 c=24 h=5 w=6 k=40 r=3 s=3 pad=1,1,1,1
 n=2 c=17 h=7 w=11 k=13 r=3 s=5 pad=1,2,1,2
 n=2 c=12 h=6 w=6 k=8 r=1 s=1 pad=1,0,2,1
+n=2 c=62 h=13 w=9 k=22 r=1 s=1 pad=1,0,1,0 layout=NHWC/OHWI/NHWC
 n=2 c=48 h=7 w=7 k=80 r=1 s=1 stride=2,2 layout=NHWC/OHWI/NHWC
 n=2 c=8 h=15 w=13 k=16 r=3 s=2 stride=3,2 pad=1,0,2,3 dil=2,3
 n=2 c=26 h=11 w=6 k=30 r=3 s=3 stride=3,2 pad=0,5,1,4 dil=1,2
