@@ -306,7 +306,8 @@ SHEETS = (
     Sheet(
         "bfloat16 on a CPU with AMX", "cpu_tiles",
         "The layers of each network with a twentieth of its work or more, bfloat16, NHWC, batch 8:"
-        " our time over that of PyTorch {torch} with oneDNN in bfloat16. {cpu}, 16 of its virtual"
+        " our time over that of PyTorch {torch} with oneDNN in bfloat16, the shortest times of some"
+        " runs beside other work. {cpu}, 16 of its virtual"
         " processors, {date}; `cpu_tiles.json`.",
         of_kinds("suite", "network"), lambda rows: grouped(rows, "suite"),
     ),

@@ -107,7 +107,7 @@ def test_tiles_of_this_cpu(problem: ConvProblem) -> None:
 
 
 @pytest.mark.skipif(not HOST.has_bfloat16, reason="this CPU has no AVX512_BF16")
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_pairs_of_this_cpu(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, has_tiles=False)
@@ -131,6 +131,7 @@ def test_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not HOST.has_bfloat16, reason="this CPU has no AVX512_BF16")
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("has_tiles", [False, True], ids=["pairs", "tiles"])
 def test_special_values(kind: ConvKind, has_tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
