@@ -25,6 +25,8 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "networks": "network_steps",
         "digits": "digits_curves",
         "host": "step_host",
+        "jax": "jax_inside",
+        "images": "image_reading",
     },
     "cpu": {
         "convolutions": "cpu_convolutions",
@@ -33,6 +35,7 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "first": "cpu_compile",
         "commands": "commands",
         "host": "step_host",
+        "images": "image_reading",
         "networks": "networks",
         "training": "network_steps",
         "onnx": "onnx_training",

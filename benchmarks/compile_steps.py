@@ -26,80 +26,22 @@ from typing import Any
 from benchmarks import child
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import BUNDLED
+from tests.support import training_models
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": None, "f32": None}
 TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
           "max_shared_memory_per_block": 49152, "thread_warp_size": 32}  # fmt: skip
 
 
-# ---- networks ----------------------------------------------------------------------------------
-
-
-def _residual(batch: int) -> Any:
-    from relay_wgrad.frontend import from_onnx
-    from tests.support.training_models import residual_net
-
-    return from_onnx(residual_net(), batch=batch)
-
-
-def _inverted(batch: int) -> Any:
-    """Depthwise convolutions, ReLU6, SiLU, a layer of sizes that are no multiples of 8."""
-    import torch
-    from torch import nn
-
-    from relay_wgrad.frontend import from_torch
-
-    net = nn.Sequential(
-        nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6(),
-        nn.Conv2d(32, 32, 3, padding=1, groups=32, bias=False), nn.BatchNorm2d(32), nn.SiLU(),
-        nn.Conv2d(32, 50, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2),
-        nn.Linear(50, 11),
-    )  # fmt: skip
-    return from_torch(net, (torch.zeros(batch, 3, 32, 32),))
-
-
-def _attention(batch: int) -> Any:
-    """A block of a transformer: layers on tokens, and a product for each image and head."""
-    import torch
-    from torch import nn
-
-    from relay_wgrad.frontend import from_torch
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.LayerNorm(64)
-            self.q, self.k, self.v, self.out = (nn.Linear(64, 64) for _ in range(4))
-            self.up, self.down, self.last = (
-                nn.Linear(64, 256),
-                nn.Linear(256, 64),
-                nn.Linear(64, 10),
-            )
-
-        def forward(self, x: Any) -> Any:
-            y = self.norm(x)
-            q, k, v = (
-                f(y).reshape(x.shape[0], 49, 4, 16).transpose(1, 2)
-                for f in (self.q, self.k, self.v)
-            )
-            weights = torch.softmax(q @ k.transpose(2, 3) * 0.25, -1)
-            x = x + self.out((weights @ v).transpose(1, 2).reshape(x.shape[0], 49, 64))
-            x = x + self.down(torch.nn.functional.gelu(self.up(x)))
-            return self.last(x.mean(1))
-
-    return from_torch(Attention(), (torch.zeros(batch, 49, 64),))
-
-
-OWN: dict[str, Callable[[int], Any]] = {
-    "residual": _residual, "inverted": _inverted, "attention": _attention,
+OWN = {
+    "residual": training_models.residual_net, "inverted": training_models.inverted_net,
+    "attention": training_models.AttentionNet,
 }  # fmt: skip
 
 
 def graph_of(model: str, batch: int) -> Any:
     """The training graph of a small network of ours, or of a bundled one."""
-    from relay_wgrad.frontend import from_onnx
-
-    return OWN[model](batch) if model in OWN else from_onnx(model, batch=batch)
+    return training_models.graph(OWN[model]() if model in OWN else model, batch)
 
 
 # ---- one row, in a process of its own ------------------------------------------------------------

@@ -161,30 +161,30 @@ PARTS = {"all": "all", "last": "the last ten tensors", "norms": "scale and bias 
 
 
 def inside_jax(rows: Iterable[Row]) -> list[Row]:
-    """Milliseconds of each case by side, of the last call of each."""
-    what = json.loads((RESULTS / "jax_inside_h200.json").read_text(encoding="utf-8"))["what"]
+    """Milliseconds of each case by side."""
     found: dict[str, Row] = {}
     for row in rows:
-        found.setdefault(row["row"], {"what": what[row["row"]]})[row["side"]] = row["ms"]
+        found.setdefault(row["row"], {"what": row["what"]})[row["side"]] = row.get("ms")
     return list(found.values())
 
 
 def beside_jax(rows: list[Row]) -> Row:
-    found = inside_jax(rows)
-    slow = [each["lax"] / each["ours"] for each in found if each.get("lax", 0) > 5 * each["ours"]]
-    beside = [each["ours"] / each["torch"] for each in found if "torch" in each]
+    found = [each for each in inside_jax(rows) if each.get("ours")]
+    slow = [each["lax"] / each["ours"] for each in found if (each["lax"] or 0) > 5 * each["ours"]]
+    beside = [each["ours"] / each["torch"] for each in found if each["torch"]]
     return {**mean_and_range(beside), "times": geometric_mean(slow), "slow": len(slow)}
 
 
 def steps_of_jax(rows: Iterable[Row]) -> list[Row]:
-    """Each network's step by side, and by this package again in another process."""
-    networks = json.loads((RESULTS / "jax_steps_h200.json").read_text(encoding="utf-8"))["what"]
+    """Each network's step by side, the faster of its processes; the first call of the first."""
     found: dict[str, Row] = {}
     for row in rows:
-        sides = found.setdefault(row["row"], {"what": networks[row["row"]]})
-        name = "again" if row["run"] == "second" else row["side"]
-        for what, value in (("ms", row["ms"]), ("first", row["first_s"])):
-            sides[f"{name} {what}"] = min(value, sides.get(f"{name} {what}", value))
+        if "ms" not in row:
+            continue
+        sides = found.setdefault(row["row"], {"what": row["what"]})
+        side = row["side"].partition(" ")[0]
+        sides[f"{side} ms"] = min(row["ms"], sides.get(f"{side} ms", row["ms"]))
+        sides.setdefault(f"{side} first", row["first_s"])
     return list(found.values())
 
 
@@ -386,24 +386,19 @@ SHEETS = (
     ),
     Sheet(
         "Convolutions inside jax.jit", "jax_inside_h200",
-        "Value and both gradients of each, inside `jax.jit`, in one process a side. Where a case"
-        " was run again with kernels chosen by measured times, that run counts. `lax`'s transposed"
-        " one in one dimension was not run. {gpu}, JAX {jax}, PyTorch {torch}, {date};"
-        " `jax_inside_h200.json`.",
+        "Value and both gradients of each, inside `jax.jit`, in one process a side, whose calls are"
+        " timed in turns. {gpu}, JAX {jax}, PyTorch {torch}, {date}; `jax_inside_h200.json`.",
         (("convolutions", "what"), ("ours, ms", "ours", ".2f"), ("`lax`'s, ms", "lax", ".2f"),
          ("PyTorch, ms", "torch", ".2f")),
         inside_jax,
     ),
     Sheet(
         "Networks inside jax.jit", "jax_steps_h200",
-        "A training step of each by `optimize`, beside plain `jax.jit`: ms of a step; seconds from"
-        " the model's making to the first loss, with empty caches (the WaveNet's had the libraries"
-        " that the ResNet's process had built), and of a second process. Where a"
-        " side ran in several processes, the fastest: XLA's choices differ from one to another."
-        " {gpu}, JAX {jax}, {date}; `jax_steps_h200.json`.",
+        "A training step of each by `optimize`, beside plain `jax.jit`, timed in turns: ms of a"
+        " step; seconds from the model's making to the first loss, with empty caches."
+        " {gpu}, {cores} cores, JAX {jax}, {date}; `jax_steps_h200.json`.",
         (("network", "what"), ("ours, ms", "ours ms", ".2f"), ("plain, ms", "lax ms", ".2f"),
-         ("ours, first, s", "ours first", ".1f"), ("again, s", "again first", ".1f"),
-         ("plain, first, s", "lax first", ".1f")),
+         ("ours, first, s", "ours first", ".1f"), ("plain, first, s", "lax first", ".1f")),
         steps_of_jax,
     ),
     Sheet(

@@ -1,10 +1,10 @@
 """The networks of `benchmarks gpu steps`, as PyTorch modules with seeded weights.
 
-A name is one of torchvision's (`resnet50`, `mobilenet_v2`, …) or timm's, imported when it is asked
-for; `unet`, ours, or `unet3d`, `unet3d_instance` and `resenc_m`, of volumes, the last nnU-Net's
-plan ResEnc M for patches of 128³; or `onnx:` and a bundled network, whose weights are then those
-that `from_onnx` gives it.  Dropout and stochastic depth are left out, so that all sides compute the
-same.
+A name is one of torchvision's (`resnet50`, `mobilenet_v2`, …) or timm's (`timm/…` where both have
+one), imported when it is asked for; `unet`, ours, or `unet3d`, `unet3d_instance` and `resenc_m`, of
+volumes, the last nnU-Net's plan ResEnc M for patches of 128³; or `onnx:` and a bundled network,
+whose weights are then those that `from_onnx` gives it.  Dropout and stochastic depth are left out,
+so that all sides compute the same.
 """
 
 from __future__ import annotations
@@ -27,8 +27,16 @@ SUITES = {
     "known": (*TORCHVISION, "unet", "onnx:inception_v1"),
     "held": ("wide_resnet50_2", "resnext50_32x4d", "regnet_x_400mf", "mobilenet_v3_large",
              "mnasnet1_0", "shufflenet_v2_x1_0", "vgg11_bn", "efficientnet_v2_s"),
+    "others": ("regnety_016", "mobilenetv4_conv_medium", "efficientnet_v2_s", "resnext50_32x4d",
+               "mobilenetv3_large_100", "wide_resnet50_2", "repvgg_b0", "seresnet50"),
+    "others_half": ("xception41", "ghostnet_100", "dla34", "res2net50_26w_4s", "convnextv2_nano"),
+    "drawn": ("resnet50d", "regnetx_032", "timm/efficientnet_b3", "mobilenetv2_140",
+              "seresnext50_32x4d", "convnext_nano", "hrnet_w18", "vovnet39a", "cspresnet50",
+              "nfnet_l0", "repvit_m1_1", "dpn68"),
 }  # fmt: skip
-"""Those that kernels and rules were chosen by, and others."""
+"""`known`: those that kernels and rules were chosen by.  `held`: others.  `others`, in bf16 at
+batch 128, and `others_half`, in f16 at batch 64: the table of networks that nobody tuned here.
+`drawn`: twelve of timm's that were drawn once, in f16 at batch 64."""
 _VOLUMES: dict[str, dict[str, Any]] = {
     "unet3d": {"instance": False},
     "unet3d_instance": {"instance": True},
@@ -78,10 +86,11 @@ def build(name: str, batch: int, image: int | None) -> Built:
 def _module(name: str) -> nn.Module:
     if name == "unet":
         return UNet()
+    package, _, own = name.rpartition("/")
     torchvision = torchvision_models()
-    if hasattr(torchvision, name):
+    if not package and hasattr(torchvision, name):
         return getattr(torchvision, name)(weights=None)
-    timm = importlib.import_module("timm")
+    timm, name = importlib.import_module("timm"), own
     if not timm.is_model(name):
         raise ValueError(f"{name!r} is a model neither of torchvision nor of timm")
     return timm.create_model(name, pretrained=False)

@@ -53,7 +53,7 @@ SIDES = ("ours", *PYTORCH, *WITHIN)
 LIBRARIES = ("cuda_direct", "cudnn")  # our own kernels where they are known to be faster
 SCALE = 1024.0
 ROUNDS, WARM = 7, 10  # a graph is captured some calls after the first
-ROUND_MS, MOST_CALLS = 60.0, 8  # a round is long enough for its calls' times to be even
+ROUND_MS, MOST_CALLS = 60.0, 20  # so long that what the host does before the first kernel is little
 
 
 class Row(NamedTuple):
@@ -241,9 +241,10 @@ def pytorch(
         with turns.quiet():
             found["rounds"] = milliseconds(lambda side=side: call(side), device)
             if device == "cuda":
-                found["host_ms"] = _host_ms(lambda side=side: call(side))
+                calls = [lambda side=side: call(side)]
                 if side in WITHIN:
-                    found["empty_host_ms"] = _host_ms(lambda: _empty(parameters))
+                    calls.append(lambda: empty_call(parameters))
+                found |= zip(("host_ms", "empty_host_ms"), _host_ms(*calls), strict=False)
         found["ms"] = statistics.median(found["rounds"])
         if device == "cuda":
             most = torch.cuda.max_memory_reserved()
@@ -267,16 +268,17 @@ class _Empty(torch.autograd.Function):
         return tuple(map(torch.empty_like, ctx.saved_tensors))
 
 
-def _empty(parameters: Sequence[torch.Tensor]) -> None:
+def empty_call(parameters: Sequence[torch.Tensor]) -> None:
+    """Forward and backward of a function over parameters that computes nothing."""
     for parameter in parameters:
         parameter.grad = None
     _Empty.apply(*parameters).backward()
 
 
-def _host_ms(call: Callable[[], Any]) -> float:
+def _host_ms(*calls: Callable[[], Any]) -> list[float]:
     from benchmarks.gpu_split import host_ms
 
-    return host_ms(call)
+    return host_ms(*calls)
 
 
 # ---- ours ----------------------------------------------------------------------------------------
@@ -335,12 +337,13 @@ def ours(row: Row, built: Built, device: str, turns: Turns) -> dict[str, Any]:
         found["rounds"] = milliseconds(call, device)
         found["ms"] = statistics.median(found["rounds"])
         if library is not None:
-            found["vm_ms"], found["vm_host_ms"] = found["ms"], _host_ms(call)
+            found["vm_ms"], found["vm_host_ms"] = found["ms"], _host_ms(call)[0]
             found["vm_memory"] = memory.now()
-            found |= _replayed(vm, args, where.device)
+            figures, replay = _replayed(vm, args, where.device)
+            found |= figures
             found["ms"] = min(found["ms"], found.get("graph_ms", math.inf))
             found["memory"] = memory.now()
-            found["split"] = _split(vm, call, problems, library)
+            found["split"] = _split(vm, call, replay, problems, library)
     return found
 
 
@@ -370,8 +373,10 @@ def _library(mod: Any, where: Any, tf32: bool) -> tuple[Any, dict[str, str]]:
     return library, problems
 
 
-def _replayed(vm: Any, args: Sequence[Any], device: Any) -> dict[str, Any]:
-    """Times of the step as one CUDA graph, or why there are none."""
+def _replayed(
+    vm: Any, args: Sequence[Any], device: Any
+) -> tuple[dict[str, Any], Callable[[], Any] | None]:
+    """Times of the step as one CUDA graph, or why there are none, and its replay."""
     from relay_wgrad.training.capture import Captured
     from relay_wgrad.training.cuda_tools import cuda_runtime
     from relay_wgrad.training.step import ADJOINT
@@ -379,17 +384,23 @@ def _replayed(vm: Any, args: Sequence[Any], device: Any) -> dict[str, Any]:
     try:
         captured = Captured(cuda_runtime(), vm, ADJOINT, args, device)
         rounds = milliseconds(captured.replay, "cuda")
-        host = _host_ms(captured.replay)
+        (host,) = _host_ms(captured.replay)
     except Exception as error:  # of libraries of many kinds; the calls were measured
-        return {"graph_error": str(error).strip().partition("\n")[0]}
-    return {"graph_rounds": rounds, "graph_ms": statistics.median(rounds), "host_ms": host}
+        return {"graph_error": str(error).strip().partition("\n")[0]}, None
+    figures = {"graph_rounds": rounds, "graph_ms": statistics.median(rounds), "host_ms": host}
+    return figures, captured.replay
 
 
-def _split(vm: Any, call: Callable[[], Any], problems: dict[str, str], library: Any) -> Any:
+def _split(
+    vm: Any, call: Callable[[], Any], replay: Callable[[], Any] | None, problems: dict[str, str],
+    library: Any,
+) -> Any:  # fmt: skip
     from benchmarks import gpu_split
 
+    if replay is None:
+        return {"error": "the step is no graph"}
     try:
-        return gpu_split.split(gpu_split.spent(vm, call), problems, library.plans())
+        return gpu_split.split(*gpu_split.spent(vm, call, replay), problems, library.plans())
     except Exception as error:  # the times are there already
         return {"error": str(error).strip().partition("\n")[0]}
 

@@ -119,6 +119,8 @@ def _of_torchvision(name: str, side: int | None, classes: int) -> tuple[nn.Modul
 
 
 def _of_timm(name: str, side: int | None, classes: int) -> tuple[nn.Module, int]:
+    if importlib.util.find_spec("torchvision") is not None:
+        torchvision_models()  # which timm imports
     timm = importlib.import_module("timm")
     if side is None:
         module = timm.create_model(name, pretrained=False, num_classes=classes)

@@ -7,7 +7,8 @@ the same of what `torch.onnx.export` writes of the network in training mode, imp
 `from_onnx` (`pip install onnxscript`).  `aot`: of the joint graph of AOTAutograd, imported by
 `from_aot`, how many of the gradients of convolutions that it asks for are recognised, and how many
 convolutions go to a library.  `check`: loss and every parameter's gradient in float64 beside
-autograd's, in training mode, with the same random numbers.
+autograd's, in training mode, with the same random numbers.  `compile`: the same through
+`torch.compile(backend="relay_wgrad")`, the breaks of Dynamo's graph, and what PyTorch runs itself.
 
 Each network has a process of its own, and a row with the reason where it fails, dies or takes too
 much.  A pattern of --models is the shell's, as `timm/conv*`.
@@ -25,6 +26,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ import onnx
 import torch
 import tvm
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 from tvm import relax
 
@@ -46,6 +49,7 @@ from byoc_cudnn.report import PRODUCT
 from relay_wgrad import keys
 from relay_wgrad.frontend import TrainingGraph, from_aot, from_onnx, from_torch
 from relay_wgrad.ir import op_name
+from relay_wgrad.torch.reports import compiled_graphs
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from relay_wgrad.transform import count_reasons, layout_changes
 from tests.support.torch.op_cases import autograd
@@ -314,9 +318,17 @@ def compared(
     arguments = [tvm.runtime.tensor(np.asarray(a, order="C")) for a in graph.arguments(batch)]
     outputs, gradients = machine[ADJOINT](*arguments)
     send({"step_s": round(time.perf_counter() - began, 1)})
-    loss_error = abs(float(outputs[0].numpy()) - float(loss)) / max(abs(float(loss)), 1e-300)
+    apart(float(outputs[0].numpy()), [g.numpy() for g in gradients], loss, wanted, send, shaken)
+
+
+def apart(
+    found: float, gradients: Sequence[Any], loss: Any, wanted: dict[str, Any], send: Send,
+    shaken: Callable[[], dict[str, Any]],
+) -> None:  # fmt: skip
+    """Sends how far a loss and gradients are from what is wanted; raises beyond `BOUND`."""
+    loss_error = abs(found - float(loss)) / max(abs(float(loss)), 1e-300)
     total = norm(wanted.values())
-    worst, place = furthest((g.numpy() for g in gradients), wanted.values())
+    worst, place = furthest(gradients, wanted.values())
     of = list(wanted)[place]
     send({"loss_error": loss_error, "worst": worst, "worst_of": of, "norm": total})
     if not (loss_error <= BOUND and worst <= BOUND):
@@ -328,8 +340,48 @@ def compared(
         )
 
 
+def check_compiled(name: str, send: Send) -> None:
+    """As `check`, by `torch.compile` with our backend, which draws eager's numbers on a CPU."""
+    network, side = network_of(name, double=True)
+    module = Loss(network)
+    images = torch.rand(BATCH, 3, side, side, dtype=torch.float64)
+    send({"image": side, "parameters": sum(p.numel() for p in module.parameters())})
+
+    def results(images: Any, compiled: bool) -> tuple[float, dict[str, Any]]:
+        own = copy.deepcopy(module)
+        named = {name: p for name, p in own.named_parameters() if p.requires_grad}
+        call = torch.compile(own, backend="relay_wgrad", dynamic=False) if compiled else own
+        torch.manual_seed(3)
+        with nullcontext() if compiled else Exact():
+            loss = call(images)
+            found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        pairs = zip(named.items(), found, strict=True)
+        return float(loss.detach()), {
+            n: (p * 0 if g is None else g).detach().numpy() for (n, p), g in pairs
+        }
+
+    wanted = results(images, compiled=False)
+    lap = watch()
+    loss, gradients = results(images, compiled=True)
+    graphs = compiled_graphs()
+    ours = [graph for graph in graphs if not graph.reason]
+    send({"step_s": lap(), "graphs": len(graphs), "breaks": dict(counters["graph_break"]),
+          "convolutions": sum(len(graph.convolutions) for graph in graphs),
+          "offloaded": sum(len(graph.convolutions) for graph in ours),
+          "left": sorted({graph.reason for graph in graphs if graph.reason})})  # fmt: skip
+    shift = torch.where(
+        torch.rand(images.shape, generator=torch.Generator().manual_seed(7)) < 0.5, -9.0, 9.0
+    )
+
+    def shaken() -> dict[str, Any]:
+        return results(torch.nextafter(images, shift.double()), compiled=False)[1]
+
+    apart(loss, list(gradients.values()), *wanted, send, shaken)
+
+
 MODES = {
-    "table": table, "check": check, "onnx": table_of_onnx, "aot": table_of_aot,
+    "table": table, "check": check, "compile": check_compiled, "onnx": table_of_onnx,
+    "aot": table_of_aot,
 }  # fmt: skip
 """Mode -> what sends the facts of a network."""
 
@@ -373,7 +425,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     total = sum(row.get("convolutions", 0) for row in rows)
     if total:
         gone = sum(row.get("offloaded", 0) for row in rows)
-        yield f"{gone} of {total} convolutions go to a library"
+        yield f"{gone} of {total} convolutions are taken"
 
 
 BENCHMARK = Benchmark(
@@ -388,6 +440,7 @@ BENCHMARK = Benchmark(
         ("network", "name"), ("image",), ("params", "parameters"), ("import s", "import_s", ".3g"),
         ("of it export", "export_s", ".3g"), ("gradient s", "gradient_s", ".3g"), ("between",),
         ("fixed",), ("asked",), ("recognised",), ("offloaded",), ("convolutions",), ("random",),
+        ("graphs",),
         ("loss error", "loss_error", ".3g"), ("worst", None, ".3g"), ("of", "worst_of"),
         ("seconds", None, ".3g"), ("reason",),
     ),

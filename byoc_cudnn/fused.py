@@ -335,6 +335,6 @@ def reference(
     for step in steps:
         operand = operands[step.operand] if step.operand else result
         if step.per_channel:
-            operand = operand.reshape([-1 if i == axis else 1 for i in range(4)])
+            operand = operand.reshape([-1 if i == axis else 1 for i in range(result.ndim)])
         result = step.numpy(result, operand)
     return result

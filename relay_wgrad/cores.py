@@ -34,6 +34,14 @@ def usable_cores() -> list[int]:
     return cores if quota is None else cores[: max(1, int(quota + 0.5))]
 
 
+def usable_processors() -> int:
+    """How many logical processors this process may run on at a time: siblings of one core count
+    each, for work that waits for memory; a CPU quota of the container cuts them."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = _quota()
+    return allowed or 1 if quota is None else max(1, min(allowed or 1, int(quota + 0.5)))
+
+
 _MOST = 4096  # threads of TVM's pool
 
 

@@ -169,6 +169,11 @@ class ConvProblem:
         rules.fit(self, self.canonical_shape("data"), (self.k, None, *self.taps), None)
         return self
 
+    @property
+    def is_line(self) -> bool:
+        """One row of pixels before and after, of filters of one row: a convolution of one axis."""
+        return self.is_static and self.rank == 2 and self.h == self.r == self.p == 1
+
     # ---- tensors, by role --------------------------------------------------------------------
 
     def canonical_shape(self, role: str) -> tuple[Size, ...]:

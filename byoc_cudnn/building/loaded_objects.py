@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import Any
 
 from relay_wgrad.locks import lock
 from relay_wgrad.output import working_folder
@@ -21,6 +22,7 @@ extern "C" __attribute__((visibility("default"))) void* relay_wgrad_kernel() {
 """
 
 _lock = lock()
+_locks: dict[tuple[str, Hashable], Any] = {}  # one of each: threads that want the same wait
 _addresses: dict[tuple[str, Hashable], int] = {}
 
 
@@ -31,11 +33,12 @@ def entry_of(name: str, variant: Hashable, make: Callable[[Toolchain], Path]) ->
     compiler's words.
     """
     key = (name, variant)
-    if key not in _addresses:
-        found = find()
-        library = linked(make(found), name, found)
-        with _lock:
-            _addresses[key] = entry(library)
+    with _lock:
+        mine = _locks.setdefault(key, lock())
+    with mine:
+        if key not in _addresses:
+            found = find()
+            _addresses[key] = entry(linked(make(found), name, found))
     return _addresses[key]
 
 

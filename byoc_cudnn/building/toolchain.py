@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .components import (
@@ -85,6 +85,10 @@ class Toolchain:
         if text := self.missing():
             raise ToolchainError(text)
         return self
+
+    def without_cuda(self) -> Toolchain:
+        """The same for host code that needs neither CUDA nor cuDNN."""
+        return replace(self, cudnn=Component("cuDNN"), cuda=Component("CUDA"))
 
     @property
     def compile_options(self) -> list[str]:

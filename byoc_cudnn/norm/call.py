@@ -15,7 +15,15 @@ from ..pool.call import check_windows
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 ACTIVATIONS = tuple(activations.ACTIVATIONS)
 BITS = ("relu", "relu6", "leaky_relu")  # the activations whose slope takes two values
-DIRECTIONS = ("forward", "backward")
+_GIVEN = ("x", "gamma", "beta", "mean", "rstd")
+# Directions around a gate: operands, a residual and running statistics left out, and results.
+GATED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "squeeze": (_GIVEN[:3], ("mean", "rstd", "squeezed")),
+    "excite": ((*_GIVEN, "gate"), ("y",)),
+    "gate_sums": (("dy", *_GIVEN), ("dgate", "sums")),
+    "gate_backward": (("dy", *_GIVEN, "gate", "lift", "sums"), ("dx", "dgamma", "dbeta")),
+}
+DIRECTIONS = ("forward", "backward", *GATED)
 LAYOUTS = ("NHWC",)
 _THREADS, _PACKS = 256, 4  # of a row, of 16 bytes each: kThreads and kRowPacks of the templates
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
@@ -59,7 +67,19 @@ class NormCall:
     With `by_row` a group is all channels of one row, an image of its own: x is (rows, 1, C),
     of at most `longest_row` channels, mean and rstd (rows, 1).
 
+    Around a gate (squeeze and excitation), a number for each channel of an image, the result of a
+    batch's normalization is never in memory: with v = activation((x - mean) rstd gamma + beta)
+    squeeze: x, gamma, beta[, running_mean, running_var]
+        -> mean, rstd, squeezed[, new_running_mean, new_running_var]: an image's mean of v
+    excite: x, gamma, beta, mean, rstd, gate[, residual] -> y = gate v + residual, and `last` of it
+    gate_sums: dy, x, gamma, beta, mean, rstd -> dgate, sums: of an image's dy v, and four others
+    gate_backward: dy, x, gamma, beta, mean, rstd, gate, lift, sums -> dx, dgamma, dbeta, where the
+        gradient of v is dy gate + lift.
+    squeezed, gate, dgate and lift have (images, …, channels) elements in the dtype of the sums, and
+    sums have four times as many, (4, images, channels).
+
     alpha : the activation's parameter.
+    last : of excite: "relu", or nothing.
     symbol : of the function that computes it.
     """
 
@@ -77,6 +97,7 @@ class NormCall:
     alpha: float = 0.0
     grouped: bool = False
     by_row: bool = False
+    last: str = ""
     epsilon: float = 1e-5
     momentum: float = 0.1
     unbiased: bool = True
@@ -88,10 +109,17 @@ class NormCall:
     @property
     def stored(self) -> bool:
         """Whether a backward call reads y or its mask, and writes the residual's gradient."""
-        return not self.forward and self.residual and self.activation != ""
+        return self.direction == "backward" and self.residual and self.activation != ""
+
+    @property
+    def gated(self) -> bool:
+        return self.direction in GATED
 
     @property
     def operands(self) -> tuple[str, ...]:
+        if self.gated:
+            given, _ = GATED[self.direction]
+            return (*given, *("residual",) * self.residual, *self._running(""))
         if self.forward:
             names = ["x", "gamma", "beta"] + ["residual"] * (self.residual and not self.second)
             others = ("x2", "gamma2", "beta2") if self.second else ()
@@ -103,6 +131,8 @@ class NormCall:
 
     @property
     def results(self) -> tuple[str, ...]:
+        if self.gated:
+            return (*GATED[self.direction][1], *self._running("new_"))
         if self.forward:
             mask = ("mask",) * self.bits + ("index",) * bool(self.pooled)
             return ("y", *self._both("mean", "rstd"), *self._running("new_"), *mask)
@@ -133,6 +163,12 @@ def check(call: NormCall) -> Decision:
     ):
         if value not in known:
             return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
+    if call.gated and (call.bits or call.summed or call.second or call.pooled or call.grouped):
+        return no("around a gate there are neither bits nor sums, pooling nor groups")
+    if call.last not in ("", "relu") or (call.last and call.direction != "excite"):
+        return no(f"last {call.last!r} of {call.direction}: relu, or nothing, ends excite alone")
+    if call.residual and call.gated and call.direction != "excite":
+        return no(f"a residual is added by excite, not by {call.direction}")
     if call.stored and not activations.ACTIVATIONS[call.activation].by_result:
         return no(
             f"{call.activation}'s gradient is not told by what is stored: y;"
@@ -157,7 +193,7 @@ def check(call: NormCall) -> Decision:
             return decision
     if call.summed and not call.stored:
         return no("summed gradients are of a backward call that writes the residual's gradient")
-    if call.running and not call.forward:
+    if call.running and call.direction not in ("forward", "squeeze"):
         return no("running statistics are updated forward, not backward")
     if not _IDENTIFIER.fullmatch(call.symbol):
         return no(f"symbol {call.symbol!r} is no identifier")

@@ -10,7 +10,7 @@ import re
 
 from ..codegen.direct import Family
 from ..codegen.templates import shared
-from .call import NormCall, check
+from .call import GATED, NormCall, check
 
 _PREFIX = "relay_wgrad_norm_"
 _MULTIPROCESSORS = 256  # of the largest device that a workspace is planned for
@@ -24,14 +24,23 @@ _ELEMENTS = {
     "float32": ("kFloat", "float"),
     "float64": ("kDouble", "double"),
 }
+# Rows of a thread on the way at once: images are few rows, and there are more sums of each.
+_GATED_ROWS = "#define RW_NORM_UNROLL 4"
 _ACTIVATIONS = {
     "": "kNone", "relu": "kRelu", "relu6": "kRelu6", "leaky_relu": "kLeakyRelu", "silu": "kSilu",
     "gelu": "kGelu", "gelu_tanh": "kGeluTanh", "hardswish": "kHardswish", "elu": "kElu",
 }  # fmt: skip
+# Members of what a call gives and another takes; mask and index are one, of no rows and channels.
+_RESULTS = {"mask": "new_mask", "index": "new_mask", "sums": "new_sums"}
 _NAME = re.compile(
     rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_"
     rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second|_rows)?(_bits)?(_summed)?"
+    r"(_grouped)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
+)
+_GATED_NAME = re.compile(
+    rf"{_PREFIX}({'|'.join(GATED)})_({'|'.join(_ELEMENTS)})_"
+    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual)?(_relu)?"
 )
 
 
@@ -53,21 +62,41 @@ def workspace_bytes(channels: int, dtype: str, images: int = 1, by_row: bool = F
 
 def kernel_of(call: NormCall) -> str:
     """The name of the kernel that serves a call."""
+    if call.gated:
+        more = "_residual" * call.residual + "_relu" * bool(call.last)
+        return f"{_PREFIX}{call.direction}_{call.dtype}_{call.activation or 'none'}{more}"
     residual = "_residual" if (call.residual if call.forward else call.stored) else ""
     if call.second or call.by_row:
         residual = "_second" if call.second else "_rows"
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
+    more += "_grouped" * (call.grouped and not call.by_row)
     if call.pooled:
         r, s, down, across = call.pooled[:4]
         more += f"_pooled_{r}x{s}_{down}x{across}"
     return f"{_PREFIX}{call.direction}_{call.dtype}_{call.activation or 'none'}{more}"
 
 
+def _gated_body(name: str) -> str | None:
+    """Of a kernel around a gate; None for another name."""
+    found = _GATED_NAME.fullmatch(name)
+    if not found:
+        return None
+    direction, dtype, activation, *flags = found.groups()
+    act = _ACTIVATIONS["" if activation == "none" else activation]
+    more = [str(bool(flag)).lower() for flag in flags] if direction == "excite" else []
+    words = ", ".join([_ELEMENTS[dtype][1], f"Activation::{act}", *more])
+    parts = ["device", "together", "forward", "gated"]
+    texts = [_GATED_ROWS, *(NORMS.template(f"norm_{part}.h") for part in parts)]
+    return NORMS.exported(name, texts, f"{direction}<{words}>")
+
+
 def _body(name: str) -> str:
+    if (gated := _gated_body(name)) is not None:
+        return gated
     found = _NAME.fullmatch(name)
     if not found:
         raise ValueError(f"{name!r} is no kernel of a normalization")
-    direction, dtype, activation, residual, bits, summed, *windows = found.groups()
+    direction, dtype, activation, residual, bits, summed, grouped, *windows = found.groups()
     act = _ACTIVATIONS["" if activation == "none" else activation]
     function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
     if residual == "_rows":
@@ -84,6 +113,8 @@ def _body(name: str) -> str:
         if residual:
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
+    if residual != "_second" and not windows[0]:
+        last += f", {str(bool(grouped)).lower()}"
     parts = ["device", "together", "forward", "backward", "two"]
     if windows[0]:
         parts[-1] = "pooled"
@@ -97,10 +128,9 @@ def _body(name: str) -> str:
 
 
 def _row(call: NormCall) -> str:
-    kept = ("mask", "index")  # one member for both: neither is of rows and channels
     names = [
-        *("mask" if name in kept else name for name in call.operands),
-        *("new_mask" if name in kept else name for name in call.results),
+        *("mask" if name == "index" else name for name in call.operands),
+        *(_RESULTS.get(name, name) for name in call.results),
     ]
     operands = ", ".join(f"&Tensors::{name}" for name in names)
     pooled = ", ".join(map(str, call.pooled))
@@ -109,10 +139,12 @@ def _row(call: NormCall) -> str:
         *(["residual"] if call.residual else []), *(["running"] if call.running else []),
         *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
         *(["second"] if call.second else []), *(["pooled"] if call.pooled else []),
+        *(["then", call.last] if call.last else []),
     ]  # fmt: skip
     kind = "layer_norm" if call.by_row else "group_norm" if call.grouped else "batch_norm"
     numbers = f"{call.epsilon!r}, {call.momentum!r}, {call.alpha!r}"
-    switches = ", ".join(str(one).lower() for one in (call.unbiased, call.grouped, call.by_row))
+    flags = (call.unbiased, call.grouped, call.by_row, call.gated)
+    switches = ", ".join(str(one).lower() for one in flags)
     return (
         f'    {{"{kind} {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'
         f"     Element::{_ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"

@@ -23,6 +23,7 @@ from relay_wgrad.ops.train_norm import BACKWARDS, FORWARDS, dtype_of
 from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
 from .call import BITS, NormCall, check, longest_row
 from .codegen import NORMS
+from .gates import take_gates
 from .pool_fusion import take_pools
 
 _VECTOR = 16  # bytes of a row for which a mask has a byte
@@ -59,6 +60,7 @@ def planned(view: Graph, bits: bool = True) -> Plan:
                 plan.sites[binding.var] = Site(call, list(value.args))
             else:
                 plan.refused[binding.var] = decision.reason
+    take_gates(plan)
     if bits:
         _pass_bits(plan)
     _take_sums(plan)

@@ -71,7 +71,7 @@ def _gradient(
     """The backward call of a forward one whose dy a pooling's gradient is, and what is between."""
     view = plan.function
     for var, site in plan.sites.items():
-        if site.call.forward or site.call.stored:
+        if site.call.direction != "backward" or site.call.stored:
             continue
         at: Any = site.args[0]
         between: set[relax.Var] = set()

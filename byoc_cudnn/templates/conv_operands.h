@@ -66,15 +66,17 @@ struct ImageSizes {
   int64_t n, h, w, c, k, r, s, p, q;
 };
 
-// Once the shapes fit each other; every tensor has four axes.
+// Once the shapes fit each other; every tensor has four axes and `depth` more, before an image's rows.
 template <typename Conv>
-ImageSizes image_sizes(const Conv& conv, const Operands& t, bool nchw) {
-  const int channels = nchw ? 1 : 3, rows = nchw ? 2 : 1, columns = rows + 1;
+ImageSizes image_sizes(const Conv& conv, const Operands& t, bool nchw, int depth = 0) {
+  const int channels = nchw ? 1 : 3 + depth, rows = (nchw ? 2 : 1) + depth, columns = rows + 1;
+  const int64_t *before = conv.padding + depth, *after = before + 2 + depth;
+  const int64_t *stride = conv.stride + depth, *dilation = conv.dilation + depth;
   const ImageSizes z = {t.data->size(0),      t.data->size(rows),    t.data->size(columns),
                         t.data->size(channels), t.weight->size(0),   t.weight->size(rows),
                         t.weight->size(columns), t.grad->size(rows), t.grad->size(columns)};
-  const int64_t p = positions(z.h, conv.padding[0], conv.padding[2], z.r, conv.stride[0], conv.dilation[0]);
-  const int64_t q = positions(z.w, conv.padding[1], conv.padding[3], z.s, conv.stride[1], conv.dilation[1]);
+  const int64_t p = positions(z.h, before[0], after[0], z.r, stride[0], dilation[0]);
+  const int64_t q = positions(z.w, before[1], after[1], z.s, stride[1], dilation[1]);
   if (t.grad->size(0) != z.n || t.grad->size(channels) != z.k || z.p != p || z.q != q ||
       t.weight->size(channels) * conv.groups != z.c || z.k % conv.groups != 0) {
     TVM_FFI_THROW(ValueError) << conv.problem << ": shapes that do not fit each other: data N=" << z.n

@@ -130,24 +130,32 @@ def are_any(problem: ConvProblem, backends: Mapping[str, Mapping[str, Any]]) -> 
     )
 
 
-def prefetch(
-    problems: Iterable[ConvProblem], backends: Mapping[str, Mapping[str, Any]], device: int
-) -> int:
-    """Builds what `choose` would, all at once and as many beside each other as there are cores.
-
-    Returns how many kernels.  What cannot be built is left to `choose` to say.
+def kernels(
+    problem: ConvProblem, backends: Mapping[str, Mapping[str, Any]], device: int
+) -> list[tuple[str, Callable[[], Any]]]:
+    """What `choose` would build of a problem: (a kernel's name, which others may have in common;
+    what builds it).  What cannot be built is left to `choose` to say.
     """
     target = tvm.cuda(device)
-    arch, machine = arch_of(target), machine_name(target)
+    arch = arch_of(target)
     with _lock:
         record = measurements().record
-        record.machine = machine
-        jobs = [
+        record.machine = machine_name(target)
+        return [
             (f"{other.backend.name} {dict(pins)}", partial(_built, other, problem, pins, arch))
-            for problem in dict.fromkeys(problems)
             for other in _others(problem, backends, arch)
             for pins in _pins(record, problem, other)
         ]
+
+
+def prefetch(
+    problems: Iterable[ConvProblem], backends: Mapping[str, Mapping[str, Any]], device: int
+) -> int:
+    """Builds the `kernels` of problems, all at once and as many beside each other as there are
+    cores; how many."""
+    jobs = [
+        job for problem in dict.fromkeys(problems) for job in kernels(problem, backends, device)
+    ]
     # Many problems have a kernel in common: of each kernel one job first, which builds it.
     firsts = dict(reversed(jobs))
     others = [job for kernel, job in jobs if firsts[kernel] is not job]

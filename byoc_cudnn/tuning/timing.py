@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.operands import poisoned
@@ -50,11 +51,21 @@ class Candidate:
 
 
 def time_all(task: Task, timer: Any, device: tvm.runtime.Device) -> None:
-    """Fills in the candidates' times; those that fail or disagree keep an infinite one."""
+    """Fills in the candidates' times; those that fail or disagree keep an infinite one.
+
+    Candidates run on the default stream, for which copies and `sync` wait: the calling thread's own
+    may be another (PyTorch's, or one that a program of XLA's left), whose kernels neither sees.
+    """
+    with tvm_ffi.use_raw_stream(device, 0):
+        _time_all(task, timer, device)
+
+
+def _time_all(task: Task, timer: Any, device: tvm.runtime.Device) -> None:
     problem = task.region.problem
     cache = int(device.l2_cache_size_bytes or (64 << 20))
     wanted = max(1, min(16, math.ceil(_CACHES * cache / problem.bytes)))
-    sets = [_operands(task.region, device, seed) for seed in range(wanted)]
+    sets = [_operands(task.region, device)]
+    sets += [[t.copyto(device) for t in sets[0]] for _ in range(wanted - 1)]  # no time tells
     out, poison = sets[0][-1], poisoned(problem)
     first: np.ndarray | None = None
     for c in task.candidates:
@@ -81,13 +92,13 @@ def time_all(task: Task, timer: Any, device: tvm.runtime.Device) -> None:
         c.ms = statistics.median(times[c.symbol])
 
 
-def _operands(region: Region, device: tvm.runtime.Device, seed: int) -> list[Any]:
+def _operands(region: Region, device: tvm.runtime.Device) -> list[Any]:
     p = region.problem
     result = p.roles[2]
     shapes = {role: (p.shape(role), p.dtype(role)) for role in p.roles}
     for step in (STEPS[name] for name in region.epilogue):
         shapes[step.operand] = (operand_shape(step, p), p.dtype(result))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     return [
         tvm.runtime.tensor(_random(*shapes[name], rng), device)
         for name in (*region.operands, result)

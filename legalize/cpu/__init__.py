@@ -23,12 +23,17 @@ from ..kernel import Kernel, target_of
 from . import volume
 from .choose import choose
 from .depthwise import volumes
+from .direct import affine
 from .direct.product import as_product
 from .emitters.loops import argument, one_core
 from .emitters.memory import Memory
 from .machine import host_target, machine
+from .wgrad import unpacked
 
 __all__ = ["host_target", "kernel", "prim_func"]
+
+_DEEP = (affine.write, unpacked.write)
+"""What writes kernels of three dimensions as well as of two."""
 
 
 def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
@@ -62,6 +67,8 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     rows = flat is None and volumes.applies(problem, m)
     core = as_product(flat or volume.flattened(problem))
     rule = choose(core, m)
+    deep = flat is None and volume.has_deep_taps(problem, m) and rule.write in _DEEP
+    core = problem if deep else core
 
     def write_core(buffers: dict[str, Any]) -> None:
         memory = Memory(core, buffers, rule.reads or core.accum_dtype, m)
@@ -76,13 +83,13 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
         }
         if rows:
             volumes.write(problem, m, buffers)
-        elif flat is None:
+        elif flat is None and not deep:
             volume.write(problem, m, buffers, write_core)
         else:
             write_core(buffers)
     if rows:
         return Kernel(builder.get(), volumes.NAME, volumes.REASON)
-    name = rule.name if flat is not None else f"{volume.NAME}, {rule.name}"
+    name = rule.name if flat is not None else f"{volume.DEEP if deep else volume.NAME}, {rule.name}"
     return Kernel(builder.get(), name, rule.reason)
 
 

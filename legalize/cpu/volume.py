@@ -12,7 +12,9 @@ times as many channels, the data's depths beside each other as its *columns*.  S
 
 with as many multiplications as there are, and sums in the accumulator's dtype throughout.  Columns
 take T times the data's memory; where one depth of the data makes one of the output there are none.
-Taps in depth alone need none of this: planes' pixels are columns of an image whose rows are depths.
+Where windows overlap and channels are enough, no columns are made: taps in depth are one more loop
+of the kernels (`has_deep_taps`).  Taps in depth alone need none of this: planes' pixels are columns
+of an image whose rows are depths.
 """
 
 from __future__ import annotations
@@ -26,13 +28,15 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem
 
 from .emitters.copies import Copy, Dim, move
 from .emitters.loops import Expr, Scratch, bind, flat, parallel, serial, vector, when, zero
 from .machine import Machine
+from .wgrad.unpacked import is_apart
 
-NAME = "depth as channels"
+_FILLED = 8  # channels of a group
+NAME, DEEP = "depth as channels", "depth as taps"
 
 
 def along_depth(problem: ConvProblem) -> ConvProblem | None:
@@ -53,6 +57,21 @@ def along_depth(problem: ConvProblem) -> ConvProblem | None:
         data_layout=data, kernel_layout=kernel, grad_layout=grad, data_dtype=p.data_dtype,
         weight_dtype=p.weight_dtype, grad_dtype=p.grad_dtype,
     )  # fmt: skip
+
+
+def has_deep_taps(problem: ConvProblem, m: Machine) -> bool:
+    """Whether taps in depth are better a loop of their own than columns.
+
+    There are columns; of a data gradient channels fill a vector by themselves, and of a weight
+    gradient a tile's rows; and there windows overlap, so that columns are copies of the same.
+    """
+    p = problem
+    channels = p.c // p.groups
+    if p.kind is ConvKind.DGRAD and channels < m.lanes(p.accum_dtype):
+        return False
+    if p.kind is ConvKind.WGRAD and (is_apart(p) or channels < _FILLED):
+        return False
+    return not _in_place(p, "data")
 
 
 def flattened(problem: ConvProblem) -> ConvProblem:

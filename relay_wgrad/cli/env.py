@@ -37,8 +37,8 @@ PACKAGES = (
     "onnx",
     "rich",
 )
-EXTRAS = {"torch": "torch", "safetensors": "safetensors", "matplotlib": "notebooks",
-          "grandalf": "notebooks"}  # fmt: skip
+EXTRAS = {"torch": "torch", "safetensors": "safetensors", "pillow": "images",
+          "matplotlib": "notebooks", "grandalf": "notebooks"}  # fmt: skip
 """Packages that are optional -> the extra that installs them."""
 
 
@@ -60,6 +60,7 @@ def facts() -> list[tuple[str, str]]:
     from byoc_cudnn.building import toolchain
     from legalize.cpu.machine import bfloat16_units, host_target
 
+    from ..training import jpeg_reader
     from ..training.gpu import readiness
 
     target = host_target()
@@ -85,6 +86,7 @@ def facts() -> list[tuple[str, str]]:
     rows.append(("GPU", gpu()))
     rows.append(("CUDA device", device))
     rows += build_facts(found)
+    rows.append(("JPEGs of folders are read by", jpeg_reader.described()))
     rows.append(("training on a GPU", readiness()))
     return rows
 

@@ -99,7 +99,8 @@ def started(args: argparse.Namespace, graph: TrainingGraph, data: Samples | None
         samples = f"{data.samples} of {args.data}, {data.batches} batches of {size} an epoch"
         if left := data.samples % (graph.batch * processes):
             samples += f", {left} left over, other ones each time"
-    return "\n".join([f"weights: {weights}; samples: {samples}", *graph.notes])
+    notes = [*graph.notes, *(data.notes if isinstance(data, ImageFolder) else ())]
+    return "\n".join([f"weights: {weights}; samples: {samples}", *notes])
 
 
 def run_steps(

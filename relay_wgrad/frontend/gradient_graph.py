@@ -71,8 +71,13 @@ class GradientGraph:
         return found
 
     @cached_property
+    def read(self) -> list[int]:
+        """The places of inputs that `main` is given."""
+        return [i for i, spec in enumerate(self.inputs) if spec is not None]
+
+    @cached_property
     def _read(self) -> Pick:
-        return picked([i for i, spec in enumerate(self.inputs) if spec is not None])
+        return picked(self.read)
 
     @cached_property
     def _sources(self) -> tuple[Pick, list[int], list[Any]]:

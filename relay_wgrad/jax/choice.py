@@ -1,14 +1,16 @@
 """Whether this package's kernel of a problem is faster than what XLA makes of `lax`'s: as measured.
 
 On CUDA a problem is timed once for a machine and its versions, when JAX lowers it; the times are
-kept in the user's cache.  What XLA gives cuDNN as it stands is `lax`'s by rule, and nothing is
-built for it.  On CPUs, where XLA's kernels are slower in nearly all shapes, nothing is timed unless
-it is asked for.
+kept in the user's cache, and serve its kin where a side leads clearly.  What XLA gives cuDNN as it
+stands is `lax`'s by rule, and nothing is built for it; what XLA takes for another convolution is
+this package's.  On CPUs, where XLA's kernels are slower in nearly all shapes, nothing is timed
+unless it is asked for.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ import tvm
 
 from .. import __version__
 from ..building.disk_cache import DiskCache, key_of
-from ..problem import ConvProblem
+from ..problem import ConvKind, ConvProblem
 from .records import Options
 from .targets import FFI_PLATFORM, PLATFORMS
 
@@ -25,6 +27,9 @@ _ALL = "cuda:all"
 _WORDS = (*PLATFORMS, _ALL)
 _FEW_CHANNELS = 8  # fewer are kernels of their own in this package
 _LESS = 0.9  # XLA moves layouts and fuses around its own convolution, and not around a call
+_CLEAR = 1.5  # a lead that kin have too
+_OWN = ("d=", "h=", "w=", "pad=", "dil=")  # of a problem, not of its kin
+_LONG = 64  # outputs of a line whose wgrad XLA was measured to be tens of times slower
 
 _measured: tuple[str, ...] = ("cuda",)
 known: dict[str, Times] = {}  # to this process, by all that they depend on
@@ -39,6 +44,10 @@ class Times(NamedTuple):
     @property
     def is_ours(self) -> bool:
         return self.ours <= _LESS * self.lax
+
+    @property
+    def is_clear(self) -> bool:
+        return max(self) > _CLEAR * min(self)
 
     @property
     def reason(self) -> str:
@@ -68,31 +77,71 @@ def is_measured(platform: str) -> bool:
     return platform in _measured or f"{platform}:all" in _measured
 
 
-def by_rule(problem: ConvProblem, platform: str) -> str:
-    """Why a problem is `lax`'s where it is not timed, or ""."""
+class Rule(NamedTuple):
+    """Whose a problem is untimed.  reason : why it is `lax`'s, where it is."""
+
+    reason: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        return not self.reason
+
+
+def _is_long_wgrad(problem: ConvProblem) -> bool:
+    """A weight gradient of lines of pixels, of stride 1.  XLA knows one by filters that are larger
+    than the result along both axes of an image; a line has one axis, so XLA computes an fprop whose
+    filters are as long as the line (`ConvRewriter` of its GPU compiler)."""
+    is_long = problem.q >= _LONG and {*problem.strides} == {1}
+    return problem.kind is ConvKind.WGRAD and problem.is_line and is_long
+
+
+def _is_plain(problem: ConvProblem) -> bool:
+    """What XLA gives cuDNN as it stands, and cuDNN has good kernels for."""
+    is_dense = problem.groups == 1 and {*problem.dilation} == {1}
+    if problem.rank != 2 or not is_dense or min(problem.c, problem.k) < _FEW_CHANNELS:
+        return False
+    if problem.is_line:
+        return problem.kind is not ConvKind.WGRAD and problem.q > problem.s
+    return problem.p > problem.r and problem.q > problem.s
+
+
+_RULES: tuple[tuple[Callable[[ConvProblem], bool], Rule], ...] = (
+    (_is_long_wgrad, Rule()),
+    (_is_plain, Rule("XLA gives cuDNN the same convolution")),
+)
+
+
+def by_rule(problem: ConvProblem, platform: str) -> Rule | None:
+    """Whose a problem is where it is not timed; None where times decide."""
     if platform != "cuda" or not is_measured(platform) or _ALL in _measured:
-        return ""
-    is_plain = (
-        problem.rank == 2 and problem.groups == 1 and {*problem.dilation} == {1}
-        and min(problem.c, problem.k) >= _FEW_CHANNELS
-        # Of lines, one row of pixels, XLA's wgrad is tens of times slower than cuDNN's.
-        and problem.p > problem.r and problem.q > problem.s
-    )  # fmt: skip
-    return "XLA gives cuDNN the same convolution" if is_plain else ""
+        return None
+    return next((rule for holds, rule in _RULES if holds(problem)), None)
 
 
 def kept(problem: ConvProblem, options: Options, platform: str) -> Times | None:
-    """What was measured by these versions on this machine."""
-    key = _key(problem, options, platform)
-    if key not in known and (found := DiskCache().get(key)) is not None:
-        known[key] = Times(*json.loads(found))
-    return known.get(key)
+    """What was measured of it, or of its kin where that was clear, by these versions on this
+    machine."""
+    for key in _keys(problem, options, platform):
+        if key not in known and (found := DiskCache().get(key)) is not None:
+            known[key] = Times(*json.loads(found))
+        if key in known:
+            return known[key]
+    return None
 
 
 def keep(problem: ConvProblem, options: Options, platform: str, made: Times) -> None:
-    key = _key(problem, options, platform)
-    known[key] = made
-    DiskCache().put(key, json.dumps(made).encode())
+    for key in _keys(problem, options, platform)[: 2 if made.is_clear else 1]:
+        known[key] = made
+        DiskCache().put(key, json.dumps(made).encode())
+
+
+def kin(problem: ConvProblem) -> str:
+    """What problems have in common that make as many pixels and differ in how far they are dilated,
+    and so in padding and data's size, alone."""
+    words = problem.repro().split()
+    same = [word for word in words if not word.startswith(_OWN)]
+    dilated = [step > 1 for step in problem.dilation]
+    return f"kin: {' '.join(same)} out={problem.pixels} dilated={dilated}"
 
 
 def device_of(platform: str) -> jax.Device:
@@ -100,8 +149,10 @@ def device_of(platform: str) -> jax.Device:
     return jax.local_devices(backend=FFI_PLATFORM[platform])[0]
 
 
-def _key(problem: ConvProblem, options: Options, platform: str) -> str:
-    return key_of([
-        "times of jax 2", __version__, jax.__version__, version("jaxlib"), tvm.__version__,
-        platform, device_of(platform).device_kind, problem.repro(), str(options),
-    ])  # fmt: skip
+def _keys(problem: ConvProblem, options: Options, platform: str) -> list[str]:
+    """Of the problem's own times, and of its kin's."""
+    facts = [
+        "times of jax 3", __version__, jax.__version__, version("jaxlib"), tvm.__version__,
+        platform, device_of(platform).device_kind, str(options),
+    ]  # fmt: skip
+    return [key_of([*facts, text]) for text in (problem.repro(), kin(problem))]

@@ -32,10 +32,7 @@ def lowered(problem: ConvProblem, function: Callable[..., Any], device: jax.Devi
     def one(_: Any, state: Any) -> Any:
         first, second, _ = state
         made = function(first, second)
-        nothing = made.ravel()[0] * 0  # which XLA may not leave out: it may be NaN
-        if first.size < second.size:
-            return first + nothing, second, made
-        return first, second + nothing, made
+        return _after(first, made), _after(second, made), made
 
     def many(start: Any) -> Any:
         first, second = (_drawn(start, problem, role) for role in problem.roles[:2])
@@ -45,6 +42,14 @@ def lowered(problem: ConvProblem, function: Callable[..., Any], device: jax.Devi
 
     with jax.default_device(device):
         return jax.jit(many, out_shardings=Format(Layout.AUTO)).lower(np.float32(0.5))
+
+
+def _after(x: Any, made: Any) -> Any:
+    """x, once something is made, on which one element of it depends: a copy of all would take as
+    long as many a kernel.  What it was is not read, so that XLA can write it in place."""
+    nothing = made[(0,) * made.ndim] * 0  # which XLA may not leave out: it may be NaN
+    one = (nothing.astype(x.dtype) + 0.5).astype(x.dtype).reshape((1,) * x.ndim)
+    return lax.dynamic_update_slice(x, one, (0,) * x.ndim)
 
 
 def _drawn(start: Any, problem: ConvProblem, role: str) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import tvm
 
 from .. import keys
-from ..argument_types import checked_bool
+from ..argument_types import checked_bool, checked_integer
 from ..dtypes import numpy_dtype
 from ..facts import Lowered
 from ..frontend import GradientGraph, from_stablehlo
@@ -31,7 +31,7 @@ class Compiled:
 
     def __init__(
         self, function: Callable[..., Any], example_args: Sequence[Any], device: str,
-        backends: Sequence[str] | None = None,
+        backends: Sequence[str] | None = None, donate_argnums: int | Sequence[int] = (),
     ) -> None:  # fmt: skip
         from ..training.devices import place
         from ..training.options import Options
@@ -42,10 +42,14 @@ class Compiled:
         jax = import_module("jax")
         self._jax, self._lock = jax, threading.Lock()
         name = str(getattr(function, "__name__", "function"))
+        donated = _donated(name, donate_argnums, example_args)
         lowered = jax.jit(function, keep_unused=True).lower(*example_args)
         self.graph: GradientGraph = from_stablehlo(lowered, name=name)
         _, self._tree = jax.tree_util.tree_flatten(tuple(example_args))
         self._out_tree = lowered.out_tree
+        # What is a result as it stands, is not given up.
+        stays = {value for kind, value in self.graph.outputs if kind.endswith("input")}
+        self._donated = [i for i in donated if i not in stays]
         self._function: Any = None
         self.convolutions: list[Lowered] = []
         if backends is not None and device == "cpu":
@@ -91,6 +95,7 @@ class Compiled:
                 for x, s in zip(flat, specs, strict=True)
             ]
             made = self._enqueued(*jax.device_put(typed, self._gpu))
+            self._give_up(flat)
         elif self._function is not None:
             given = [self._tensor(x, s.dtype) for x, s in zip(flat, specs, strict=True)]
             with self._lock:  # a virtual machine runs one function at a time
@@ -99,9 +104,16 @@ class Compiled:
                 # wait for this one's kernels.
                 self._device.sync()
                 made = [self._array(x) for x in found]
+            self._give_up(flat)
         results = self.graph.results(flat, made)
         arrays = [jax.numpy.asarray(x) for x in results]
         return jax.tree_util.tree_unflatten(self._out_tree, arrays)
+
+    def _give_up(self, flat: list[Any]) -> None:
+        """Donated arrays: their memory is free once what has begun is done with it."""
+        for i in self._donated:
+            if isinstance(flat[i], self._jax.Array) and not flat[i].is_deleted():
+                flat[i].delete()
 
     def _on_stream(self, like: list[Any]) -> Any:
         """The function within JAX's program of a GPU, so that a call waits for nothing.
@@ -119,17 +131,20 @@ class Compiled:
             if kind.endswith("result")
         }
         results = [computed[i] for i in range(len(computed))]
-        dtypes = [
-            *(s.dtype for s in self.graph.inputs if s is not None),
-            *(r.dtype for r in results),
+        arguments = [
+            self._jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype))
+            for spec in self.graph.inputs
+            if spec is not None
         ]
+        dtypes = [x.dtype for x in (*arguments, *results)]
         with suppress(RuntimeError):
             found = {gpu.local_hardware_id: gpu for gpu in self._jax.local_devices(backend="gpu")}
             self._gpu = found.get(int(self._device.index))
         if self._gpu is None or "bool" in map(str, dtypes) or find_spec("jax_tvm_ffi") is None:
             return None
         lane = Lane(cuda_runtime(), self._device)
-        return enqueued(self._function, results, lane.copy, "cuda")
+        function, donated = self._function, self._donated
+        return enqueued(function, arguments, results, lane.copy, "cuda", donated)
 
     def _tensor(self, x: Any, dtype: str) -> Any:
         """TVM's tensor of a value, without a copy where it is JAX's on the same device."""
@@ -147,9 +162,22 @@ class Compiled:
         return self._jax.dlpack.from_dlpack(x)
 
 
+def _donated(name: str, numbers: int | Sequence[int], example_args: Sequence[Any]) -> list[int]:
+    """The leaves of arguments of these numbers.  Raises ValueError for a number of none."""
+    tree = import_module("jax").tree
+    asked = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    counts = [len(tree.leaves(x)) for x in example_args]
+    for number in asked:
+        checked_integer(f"{name}: donate_argnums", number, 0)
+        if number >= len(counts):
+            raise ValueError(f"{name}: donate_argnums are of {len(counts)} arguments, got {number}")
+    firsts = [sum(counts[:i]) for i in range(len(counts))]
+    return [first + i for n, first in enumerate(firsts) if n in asked for i in range(counts[n])]
+
+
 def compiled(
     function: Callable[..., Any], example_args: Sequence[Any], *, device: str = "cpu",
-    backends: Sequence[str] | None = None,
+    backends: Sequence[str] | None = None, donate_argnums: int | Sequence[int] = (),
 ) -> Compiled:  # fmt: skip
     """A function of JAX as a program that this package compiles.
 
@@ -160,14 +188,16 @@ def compiled(
     device : "cpu", or "cuda:N": there arrays go both ways by DLPack.
     backends : of a GPU's libraries those that are compared, by name; None: all that are here, of
         which CUTLASS has kernels that take half a minute of a core each, the first time.
+    donate_argnums : arguments that a call gives up, as in `jax.jit`: their arrays are deleted, and
+        on a GPU results of the same shapes and dtypes lie where they did.
 
     Raises
     ------
     ValueError : as `from_stablehlo` does, for a device that is not there, for no library's name,
-        and for libraries of a CPU.
+        for libraries of a CPU, and for the number of no argument.
     ModuleNotFoundError : without JAX.
     """
-    return Compiled(function, example_args, device, backends)
+    return Compiled(function, example_args, device, backends, donate_argnums)
 
 
 def value_and_grad(
@@ -178,6 +208,7 @@ def value_and_grad(
     has_aux: bool = False,
     device: str = "cpu",
     backends: Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] = (),
 ) -> Compiled:
     """`jax.value_and_grad(function, argnums, has_aux)`, run by this package.
 
@@ -189,4 +220,7 @@ def value_and_grad(
     jax = import_module("jax")
     numbers = argnums if isinstance(argnums, int) else tuple(argnums)
     differentiated = jax.value_and_grad(function, numbers, has_aux)
-    return compiled(differentiated, example_args, device=device, backends=backends)
+    return compiled(
+        differentiated, example_args, device=device, backends=backends,
+        donate_argnums=donate_argnums,
+    )  # fmt: skip

@@ -79,8 +79,8 @@ def optimize(function: Callable[..., Any]) -> Callable[..., Any]:
 
     It is traced when it is called, and behaves as the function does: within `jax.jit`, under
     `jax.grad`, `jax.vmap`, and on what these have made (`optimize(jax.grad(loss))`), where the
-    gradients that JAX writes are read as the family's dgrad and wgrad.  Loops and branches within
-    are rewritten too; the derivative rules of `custom_vjp` and bodies of `shard_map` are not.
+    gradients that JAX writes are read as the family's dgrad and wgrad.  Loops, branches and bodies
+    of `shard_map` within are rewritten too; the derivative rules of `custom_vjp` are not.
     `recorded` tells what became of each convolution.
 
     Raises ModuleNotFoundError without JAX when it is called.

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax import lax
 from jax import numpy as jnp
+from jax.sharding import AxisType
 
 from ..frontend.stablehlo.roles import Convolution, Reading, readings
 from ..layouts import ACTIVATIONS
@@ -90,11 +91,19 @@ def _reason(conv: Convolution, params: dict[str, Any]) -> str:
         return f"of {conv.rank} axes of pixels"
     if any(not isinstance(size, int) for shape in conv.shapes for size in shape):
         return "of symbolic sizes"
-    if params.get("out_sharding") is not None:
+    if _is_shared_out(params.get("out_sharding")):
         return "out_sharding is given"
     if find_spec("jax_tvm_ffi") is None:
         return "the package jax-tvm-ffi is not installed: pip install 'relay-wgrad[jax]'"
     return ""
+
+
+def _is_shared_out(sharding: Any) -> bool:
+    """Whether the result's axes are; within `shard_map` JAX writes a sharding that shares none."""
+    if sharding is None:
+        return False
+    is_manual = all(kind is AxisType.Manual for kind in sharding.mesh.axis_types)
+    return not is_manual or any(axes is not None for axes in sharding.spec)
 
 
 def _computed(conv: Convolution, reading: Reading, lhs: Any, rhs: Any, options: Options) -> Any:

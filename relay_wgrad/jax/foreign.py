@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -14,22 +15,25 @@ from jax import lax
 from jax import numpy as jnp
 
 from ..layouts import ACTIVATIONS, KERNELS
-from ..problem import ConvKind, ConvProblem, symmetric
-from . import choice, comparison, targets
+from ..problem import ConvProblem, symmetric
+from . import ahead, choice, comparison, targets
 from .records import Options, lowered
 
 Function = Callable[[Any, Any], Any]
+_ROLES = ("data", "weight", "grad")
 _LAST = {2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
 
 
 def call(problem: ConvProblem, options: Options, platform: str) -> Function:
     """The problem's result, of its two operands; built here.  What the platform has no kernel for,
     and what XLA does as fast where that is measured, is `lax`'s, as `recorded` says."""
-    if reason := choice.by_rule(problem, platform):
-        lowered(problem.repro(), reason)
+    rule, found = choice.by_rule(problem, platform), None
+    if rule is not None and not rule.is_ours:
+        lowered(problem.repro(), rule.reason)
         return by_lax(problem, options)
-    compare([(problem, options)], platform)
-    found = choice.kept(problem, options, platform) if choice.is_measured(platform) else None
+    if rule is None and choice.is_measured(platform):
+        compare([(problem, options)], platform)
+        found = choice.kept(problem, options, platform)
     if found is not None and not found.is_ours:
         lowered(problem.repro(), found.reason, found)
         return by_lax(problem, options)
@@ -42,20 +46,58 @@ def call(problem: ConvProblem, options: Options, platform: str) -> Function:
     return ours
 
 
+def traced(problem: ConvProblem, options: Options) -> None:
+    """Begins what a problem will need of compilers where JAX's default is CUDA, and waits for
+    nothing: what is traced may yet be lowered for another platform, or not at all."""
+    if _is_cuda_default():
+        _begin(problem, options)
+
+
+def _begin(problem: ConvProblem, options: Options) -> None:
+    """For CUDA, unless it is known to be `lax`'s."""
+    rule = choice.by_rule(problem, "cuda")
+    if rule is None and choice.is_measured("cuda"):
+        found = choice.kept(problem, options, "cuda")
+        is_ours = found is None or found.is_ours
+    else:
+        is_ours = rule is None or rule.is_ours
+    if is_ours:
+        ahead.begin(usual(problem), options)
+
+
+def _is_cuda_default() -> bool:
+    """Without making JAX's devices, which is for its user to do."""
+    bridge = import_module("jax._src.xla_bridge")
+    is_there = getattr(bridge, "backends_are_initialized", lambda: False)
+    return is_there() and jax.default_backend() == targets.FFI_PLATFORM["cuda"]
+
+
 def compare(asked: Iterable[tuple[ConvProblem, Options]], platform: str) -> None:
     """Finds times of both sides, where they decide and are not known; `call` asks for them.
 
-    Compilers work on all beside each other, and what runs on the device runs alone.  What this
+    Of problems that are kin one is timed first, which decides for all where it is clear.  What this
     package cannot run is left to `call` to say.
     """
+    asked = list(dict.fromkeys(asked))
+    if platform == "cuda":
+        for one in asked:
+            _begin(*one)
     if not choice.is_measured(platform):
         return
     wanted = [
         (problem, options)
-        for problem, options in dict.fromkeys(asked)
-        if not (choice.by_rule(problem, platform) or targets.lacking(usual(problem), platform))
+        for problem, options in asked
+        if choice.by_rule(problem, platform) is None
+        and not targets.lacking(usual(problem), platform)
         and choice.kept(problem, options, platform) is None
     ]
+    firsts = {(choice.kin(problem), options): (problem, options) for problem, options in wanted}
+    _compare(list(firsts.values()), platform)
+    _compare([one for one in wanted if choice.kept(*one, platform) is None], platform)
+
+
+def _compare(wanted: Sequence[tuple[ConvProblem, Options]], platform: str) -> None:
+    """Compilers work on all beside each other, and what runs on the device runs alone."""
     if not wanted:
         return
     device = choice.device_of(platform)
@@ -66,7 +108,7 @@ def compare(asked: Iterable[tuple[ConvProblem, Options]], platform: str) -> None
         ]
         if platform == "cuda":
             for options in dict.fromkeys(options for _, options in wanted):
-                targets.build([usual(p) for p, of in wanted if of == options], options)
+                ahead.finish([usual(p) for p, of in wanted if of == options], options)
         wait(theirs)  # XLA tries its kernels on the device
         ours: list[Any] = [None] * len(wanted)
         for i, (problem, options) in enumerate(wanted):
@@ -141,25 +183,42 @@ def _back(problem: ConvProblem, inner: ConvProblem, made: Any) -> Any:
 
 
 def by_lax(problem: ConvProblem, options: Options) -> Function:
-    """The same by JAX's own convolution, of which dgrad and wgrad are transposes."""
-    rank = problem.rank
-    ends = zip(problem.padding[:rank], problem.padding[rank:], strict=True)
-    numbers = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
+    """The same by JAX's own convolution, of which dgrad and wgrad are transposes.
+
+    One row of pixels is a convolution of one axis, as its user has it: XLA tells these apart.  And
+    it knows a strided dgrad by the reversal of its filters, which must not meet another one.
+    """
+    rank, first = problem.rank, int(problem.is_line)
+    ends = tuple(zip(problem.padding[:rank], problem.padding[rank:], strict=True))[first:]
+    layouts = {role: problem.layout(role).replace("H" * first, "") for role in _ROLES}
+    shapes = {
+        role: tuple(
+            size
+            for letter, size in zip(problem.layout(role), problem.shape(role), strict=True)
+            if letter in layouts[role]
+        )
+        for role in _ROLES
+    }
 
     def fprop(data: Any, weight: Any) -> Any:
         return lax.conv_general_dilated(
-            data, weight, problem.strides, pads, rhs_dilation=problem.dilation,
-            dimension_numbers=numbers, feature_group_count=problem.groups, precision=precision,
+            data, weight, problem.strides[first:], ends, rhs_dilation=problem.dilation[first:],
+            dimension_numbers=tuple(layouts.values()), feature_group_count=problem.groups,
+            precision=lax.Precision[options.precision],
         )  # fmt: skip
 
-    pads, precision = tuple(ends), lax.Precision[options.precision]
-    if problem.kind is ConvKind.FPROP:
-        return fprop
     result = problem.roles[2]
-    like = jax.ShapeDtypeStruct(problem.shape(result), jnp.dtype(problem.dtype(result)))
 
-    def transposed(grad: Any, other: Any) -> Any:
-        of = (lambda x: fprop(x, other)) if result == "data" else (lambda w: fprop(other, w))
-        return jax.linear_transpose(of, like)(grad)[0]
+    def computed(one: Any, two: Any) -> Any:
+        one, two = (x.reshape(shapes[r]) for r, x in zip(problem.roles, (one, two), strict=False))
+        if result == "grad":
+            made = fprop(one, two)
+        else:
+            if result == "data" and max(problem.strides) > 1:
+                two = lax.optimization_barrier(two)
+            of = (lambda x: fprop(x, two)) if result == "data" else (lambda w: fprop(two, w))
+            like = jax.ShapeDtypeStruct(shapes[result], jnp.dtype(problem.dtype(result)))
+            made = jax.linear_transpose(of, like)(one)[0]
+        return made.reshape(problem.shape(result))
 
-    return transposed
+    return computed

@@ -28,14 +28,15 @@ OF_RESULT = {roles[2]: kind for kind, roles in ROLES.items()}
 
 class _Traced(threading.local):
     """What a thread has traced since it last lowered: of a network all, when the first is lowered,
-    so that they are built and compared together."""
+    so that they are compared together; compilers begin at once."""
 
     def __init__(self) -> None:
         self.problems: dict[tuple[ConvProblem, Options], None] = {}
 
     def add(self, problem: ConvProblem, options: Options) -> None:
-        if len(self.problems) < _MOST:
+        if len(self.problems) < _MOST and (problem, options) not in self.problems:
             self.problems[problem, options] = None
+            foreign.traced(problem, options)
 
     def taken(self) -> list[tuple[ConvProblem, Options]]:
         found, self.problems = list(self.problems), {}

@@ -1,7 +1,7 @@
 """A traced function of JAX with this package's convolutions in the places of `lax`'s.
 
-Loops, branches and functions within are rewritten with it.  What stays: the derivative rules of
-`custom_jvp` and `custom_vjp`, and bodies of `shard_map`, which only JAX can trace.
+Loops, branches, functions within and bodies of `shard_map` are rewritten with it.  What stays: the
+derivative rules of `custom_jvp` and `custom_vjp`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from .family import of_equation
 from .records import told
 
 _CONVOLUTION = "conv_general_dilated"
-_UNTRACED = ("shard_map",)
+_MAPPED = "shard_map"
+_MAPPED_BY = {
+    "mesh": "mesh", "in_specs": "in_specs", "out_specs": "out_specs", "check_vma": "check_vma",
+    "axis_names": "newly_manual_axes",
+}  # fmt: skip
+"""Arguments of `jax.shard_map` -> parameters of its equation."""
 
 
 def replaced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -57,13 +62,23 @@ def evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], known: Sequence[bool
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, core.Literal) else values[atom]
 
+    spread: dict[Any, tuple[Any, bool, Any]] = {}  # what has zeros between: of what, and how
     for eqn in jaxpr.eqns:
         given = [read(atom) for atom in eqn.invars]
         are_known = [not isinstance(x, core.Literal) and x in arguments for x in eqn.invars]
         made = None
         if eqn.primitive.name == _CONVOLUTION:
             lhs, rhs = given
-            made = of_equation(lhs, rhs, eqn.outvars[0].aval, eqn.params, are_known)
+            params, known_here = eqn.params, are_known
+            if not isinstance(eqn.invars[0], core.Literal) and eqn.invars[0] in spread:
+                source, is_known, config = spread[eqn.invars[0]]
+                if (wider := _dilated(eqn.params, config)) is not None:
+                    lhs, params, known_here = source, wider, [is_known, are_known[1]]
+            made = of_equation(lhs, rhs, eqn.outvars[0].aval, params, known_here)
+        elif eqn.primitive.name == "pad" and _is_zero(given[1]):
+            spread[eqn.outvars[0]] = given[0], are_known[0], eqn.params["padding_config"]
+        elif eqn.primitive.name == _MAPPED and _has_convolution(eqn.params["jaxpr"]):
+            made = _mapped(eqn.params, given, are_known)
         if made is None:
             bound = eqn.primitive.get_bind_params(_params(eqn, are_known))
             functions, params = bound if isinstance(bound, tuple) else ((), bound)  # older JAX
@@ -73,14 +88,50 @@ def evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], known: Sequence[bool
     return [read(atom) for atom in jaxpr.outvars]
 
 
+def _is_zero(x: Any) -> bool:
+    return not isinstance(x, jax.core.Tracer) and not np.any(np.asarray(x))
+
+
+def _dilated(params: dict[str, Any], config: Any) -> dict[str, Any] | None:
+    """A convolution's parameters where its lhs is what was padded with zeros, between pixels too:
+    how some write a transposed one.  None where that is no padding of its own."""
+    batch, features, *places = params["dimension_numbers"].lhs_spec
+    pads = [config[place] for place in places]
+    if any(config[place] != (0, 0, 0) for place in (batch, features)):
+        return None
+    is_between = any(between for _, _, between in pads)
+    if not is_between or min(min(pad) for pad in pads) < 0 or {*params["lhs_dilation"]} != {1}:
+        return None
+    ends = zip(params["padding"], pads, strict=True)
+    return {
+        **params, "lhs_dilation": tuple(between + 1 for _, _, between in pads),
+        "padding": tuple((a + low, b + high) for (a, b), (low, high, _) in ends),
+    }  # fmt: skip
+
+
 def _params(eqn: Any, known: Sequence[bool]) -> dict[str, Any]:
     """An equation's parameters, with the programs among them rewritten."""
-    if not any(map(_has_convolution, _programs(eqn.params))):
-        return dict(eqn.params)
-    if eqn.primitive.name in _UNTRACED:
-        told("", f"within {eqn.primitive.name}")
+    if eqn.primitive.name == _MAPPED or not any(map(_has_convolution, _programs(eqn.params))):
         return dict(eqn.params)
     return {name: _rewritten(value, known) for name, value in eqn.params.items()}
+
+
+def _mapped(
+    params: dict[str, Any], given: Sequence[Any], known: Sequence[bool]
+) -> Sequence[Any] | None:
+    """`shard_map` of the body rewritten, which only it can trace."""
+    if missing := {*_MAPPED_BY.values()} - {*params}:
+        told("", f"within shard_map, of which this JAX does not say {', '.join(sorted(missing))}")
+        return None
+    body = params["jaxpr"]
+    closed = body if isinstance(body, core.ClosedJaxpr) else core.ClosedJaxpr(body, ())
+    arguments = {name: params[parameter] for name, parameter in _MAPPED_BY.items()}
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        return tuple(evaluate(closed, args, known))
+
+    made: Sequence[Any] = jax.shard_map(run, **arguments)(*given)
+    return made
 
 
 def _rewritten(value: Any, known: Sequence[bool]) -> Any:

@@ -11,8 +11,7 @@ import atexit
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -81,16 +80,16 @@ def lacking(problem: ConvProblem, platform: str) -> str:
     return cudnn.check(problem, "").reason
 
 
-def build(problems: Iterable[ConvProblem], options: Options) -> None:
-    """What `named` would build of problems on CUDA, all beside each other; what cannot be built is
-    left to it to say."""
-    from byoc_cudnn.backends.cudnn.loaded import LIBRARY
+def builds(problem: ConvProblem, options: Options) -> list[tuple[str, Callable[[], Any]]]:
+    """What `named` would build of a problem on CUDA: (what, which others may have in common; what
+    builds it)."""
+    from byoc_cudnn.backends.cuda_direct import loaded as direct
+    from byoc_cudnn.backends.cudnn import loaded as cudnn
     from byoc_cudnn.tuning import single_convolution
 
-    with ThreadPoolExecutor() as pool:
-        for library in (LIBRARY, single_convolution.TIMER):
-            pool.submit(library.module)
-        single_convolution.prefetch(problems, _compared(options), 0)
+    kernels = single_convolution.kernels(problem, _compared(options), 0)
+    libraries = [cudnn.LIBRARY, *([single_convolution.TIMER, direct.LIBRARY] if kernels else [])]
+    return [*((library.folder, library.module) for library in libraries), *kernels]
 
 
 def _compared(options: Options) -> dict[str, dict[str, Any]]:
@@ -171,12 +170,10 @@ def _cuda(problem: ConvProblem, options: Options) -> tuple[tvm_ffi.Function, boo
     )
     base = single_convolution.Base(cudnn.NAME, asdict(made), convolution(problem, made))
     device = tvm.cuda(0)
+    chosen = single_convolution.choose(problem, base, _compared(options), 0)
+    # Its plan is found, and its workspace made, before a program runs.
+    tensors = [tvm.runtime.empty(problem.shape(r), problem.dtype(r), device) for r in problem.roles]
     with tvm_ffi.use_raw_stream(device, 0):  # the one that `sync` waits for, whoever set another
-        chosen = single_convolution.choose(problem, base, _compared(options), 0)
-        # Its plan is found, and its workspace made, before a program runs.
-        tensors = [
-            tvm.runtime.empty(problem.shape(r), problem.dtype(r), device) for r in problem.roles
-        ]
         chosen.call(*tensors)
         device.sync()
     return tvm_ffi.convert(chosen.call), _may_be_recorded(chosen.call, tensors, device)

@@ -15,15 +15,24 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 from tvm.s_tir.dlight.analysis import SBlockInfo
-from tvm_ffi import structural_map
+from tvm_ffi import structural_map, structural_walk
 
-from .cuda_packs import CHOICE, PACKED, THREADS, lanes_of, loads_and_choices, reads
+from .cuda_packs import (
+    CHOICE,
+    PACKED,
+    THREADS,
+    lanes_of,
+    loads_and_choices,
+    reads,
+    vectorized,
+)
 from .cuda_rule import CudaRule
 from .inlining import inlined
 
 
 class Joins(CudaRule):
-    """For a kernel that is one block, each of whose elements is that of one of several tensors."""
+    """For a kernel that is one block, each of whose elements is that of one of several tensors, or
+    computed of it, as where a bias is added to one of them."""
 
     def scheduled(self, sch: Schedule, infos: list[SBlockInfo]) -> Any:
         """The schedule, or None for another kind of function."""
@@ -32,11 +41,14 @@ class Joins(CudaRule):
         if not any(loads_and_choices(sch.get(info.block_rv).body)[1] for info in infos):
             return None  # before more work
         rest = inlined(sch, infos)
-        if len(rest) != 1 or not _only_moves(sch.get(rest[0].block_rv)):
+        parts = _parts(sch.get(rest[0].block_rv)) if len(rest) == 1 else []
+        if not parts:
             return None
         block = rest[0].block_rv
+        moves = all(isinstance(part, TensorLoad) for part in parts)
         extents = [sch.get(loop).extent for loop in sch.get_loops(block)]
-        buffers = [region.source for region in (*sch.get(block).reads, *sch.get(block).writes)]
+        regions = [*sch.get(block).writes, *(sch.get(block).reads if moves else ())]
+        buffers = [region.source for region in regions]
         if any(str(buffer.dtype) not in PACKED for buffer in buffers):
             return None
         lanes = lanes_of(buffers)
@@ -56,8 +68,9 @@ class Joins(CudaRule):
         lane = sch.get(block).iter_vars[-1].var
         if any(reads(choice, lane) for choice in choices):
             return None
-        if not all(_is_packed(load, lane, lanes) for load in loads):
+        if moves and not all(_is_packed(load, lane, lanes) for load in loads):
             return None
+        copy = None if moves else sch.cache_write(block, 0, "local")
         *outer, last = sch.get_loops(block)
         count = 1
         for loop in outer:
@@ -65,20 +78,32 @@ class Joins(CudaRule):
         of_grid, thread = sch.split(sch.fuse(*outer), [None, min(THREADS, count)])
         self.bind(sch, of_grid, "blockIdx.x")
         self.bind(sch, thread, "threadIdx.x")
-        sch.vectorize(last)
+        if copy is None:
+            sch.vectorize(last)
+            return sch
+        # What is computed is so element by element, in registers; a cache holds what they read.
+        sch.reverse_compute_at(copy, thread)
+        vectorized(sch, copy, lanes)
+        sch.unroll(last)
         return sch
 
 
-def _only_moves(block: Any) -> bool:
-    """Whether each element of a block's result is one that it reads, chosen by where it is."""
+def _parts(block: Any) -> list[Any]:
+    """What an element of a block's result may be, where its place chooses among tensors' elements
+    and what is computed of them; else nothing."""
     value = block.body.value if isinstance(block.body, tirx.BufferStore) else None
-    count = 0
+    found: list[Any] = []
     while isinstance(value, tvm.ir.Call) and value.op.name == CHOICE:
         _, one, value = value.args
-        count += 1
-        if not isinstance(one, TensorLoad):
-            return False
-    return count > 0 and isinstance(value, TensorLoad)
+        found.append(one)
+    found.append(value)
+    return found if len(found) > 1 and all(map(_loads, found)) else []
+
+
+def _loads(value: Any) -> bool:
+    seen: list[Any] = []
+    structural_walk(value, (TensorLoad, seen.append))
+    return bool(seen)
 
 
 def _by_pack(pack: Any, lane: Any, lanes: int) -> Callable[[Any], Any]:

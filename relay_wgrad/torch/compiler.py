@@ -29,7 +29,7 @@ from ..registry import is_registered, register
 from .norms import GROUPS, KEPT, whole_norms
 from .pooling import without_places
 from .programs import Choices, Turns, choices, compiled_at, drawn, replayed
-from .replayed import ALL
+from .replayed import ALL, Written
 from .reports import CompiledGraph, reported
 from .upsampling import UPSAMPLING
 from .whole import made_whole
@@ -371,10 +371,12 @@ class _Program:
         own |= {v for kind, v in made.outputs if kind == "copy of result"}
         kept = [v for v in places[calls.given : end] if v is not None and v not in own]
         self._own, self._stands = own, kept[0] if kept else None
+        written = self._written(places[end:])
+        self._counted = [] if written is None else self._writes.counted
         self._function = replayed(
             built.vm[ADJOINT], where, self.device, report.notes.append,
             last=made.last[0], graphs=calls.graphs and not why, late=int(calls.part == "backward"),
-            own=own, token=True, stands=self._stands,
+            own=own, token=True, stands=self._stands, written=written,
         )  # fmt: skip
         report.convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
 
@@ -383,16 +385,39 @@ class _Program:
         if self._function is not None:
             numbers = [drawn(spec, self.device) for spec in self.made.drawn]
             given = self.made.arguments(inputs, numbers)
+            if self._counted:
+                given += [inputs[i] for i in self._counted]
             with self._turns:
-                made, read, _, token = self._function(given)
+                made, read, _, token, written = self._function(given)
                 self.report.captured = self._function.is_graph
                 if token is None:
                     self._unshare(made, read)
                 for i in self._turned:
                     made[i] = self._as_asked(i, made[i], token is not None)
                 found = self.made.results(inputs, made, copy=torch.clone)
-                return self._writes.done(inputs, found)
+                return self._writes.done(inputs, found, written)
         return self._writes.done(inputs, self.made.results(inputs, made, copy=torch.clone))
+
+    def _written(self, sources: Sequence[int | None]) -> Written | None:
+        """What the function's calls may write themselves, of results at these places; None where
+        one is no result of it, lies otherwise than the operand, or comes with it as it was."""
+        writes, made = self._writes, self.made
+        at = {i: place for place, i in enumerate(made.read)}
+        targets = [at.get(i, -1) for i in writes.copied]
+        found = [i for i in sources if i is not None]
+        passed = {v for kind, v in made.outputs if kind.endswith("input")}
+        given, gives = ({i for i, is_last in enumerate(some) if is_last} for some in made.last)
+        if (
+            -1 in targets
+            or len(found) < len(targets)
+            or given & {*targets}
+            or gives & {*found}
+            or passed & {*writes.copied, *writes.counted}
+            or {*writes.steps} - {1}
+        ):
+            return None
+        first = len(at) + len(made.drawn)
+        return Written(found, targets, range(first, first + len(writes.counted)))
 
     def _unshare(self, made: list[torch.Tensor], read: AbstractSet[int]) -> None:
         """What shares memory would be changed with the other, unseen by autograd."""

@@ -6,18 +6,20 @@ once, which for a network of 150 layers takes some 80 us, and value by value whe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
-from operator import is_, itemgetter
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
 
+from ..picking import picked
 from .reads import HELD, HOOKS, Read, Reads
 from .snapshots import MISSING, Numbers, Taken, of_library
 
 Facts = tuple[Any, ...]
 _address = torch.Tensor.data_ptr
+_requires_grad = attrgetter("requires_grad")
 
 
 class Depends:
@@ -27,6 +29,8 @@ class Depends:
     arguments : ids of the tensors, of the module's parameters and buffers, that the program is
         given at each call, of which only kind and size count.
     gradients : whether it counts which of them require one.
+
+    settled : another object whenever what is there may be others than those of before.
     """
 
     def __init__(self, reads: Reads, arguments: Collection[int], gradients: bool) -> None:
@@ -87,6 +91,7 @@ class Depends:
 
     def _settle(self) -> None:
         """Takes what there is now for what was."""
+        self.settled = object()
         names: dict[int, list[str]] = {id(held): list(HOOKS) for held in self._dicts}
         self._loose, self._of_classes = [], []
         for held, name, _, was in self._reads:
@@ -97,42 +102,58 @@ class Depends:
             elif name in held:
                 names[id(held)].append(name)
             # Of what is not there, one that came would add to the count: none that was read goes.
-        self._theirs: list[tuple[Any, dict[str, Any]]] = []
-        self._own: list[tuple[Any, dict[str, Any]]] = []
+        # Those of which the same names were read together, for loops in C.
+        theirs: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        own: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for part, held in zip(self._modules, self._dicts, strict=True):
-            to = self._theirs if of_library(type(part)) else self._own
-            to.append((itemgetter(*names[id(held)]), held))
-        self._values = [get(held) for get, held in self._theirs]
-        self._own_values = list(chain.from_iterable(get(held) for get, held in self._own))
+            to = theirs if of_library(type(part)) else own
+            to.setdefault(tuple(names[id(held)]), []).append(held)
+        self._theirs = [(itemgetter(*some), helds) for some, helds in theirs.items()]
+        self._own = [(itemgetter(*some), helds) for some, helds in own.items()]
+        self._values = [*_values(self._theirs)]
+        self._own_values = [*chain.from_iterable(_values(self._own))]
         self._counts = [*map(len, self._dicts)]
         self._empty = [d[kind] for d in self._dicts for kind in (*HELD, *HOOKS) if not d[kind]]
         self._filled = [d[kind] for d in self._dicts for kind in HELD if d[kind]]
         self._tensors = list(chain.from_iterable(map(dict.values, self._filled)))
+        # A tensor of one number equals another of the same.
+        numbers = [
+            i for i, x in enumerate(self._tensors)
+            if isinstance(x, torch.Tensor) and x.numel() == 1
+        ]  # fmt: skip
+        self._pick_numbers = picked(numbers)
+        self._numbers = self._pick_numbers(self._tensors)
         self._params = [
             t for d in self._dicts for t in d["_parameters"].values() if t is not None
         ]  # fmt: skip
-        self._grads = [t.requires_grad for t in self._params]
+        self._grads = [*map(_requires_grad, self._params)]
         self._at = [*map(_address, self._params)]
 
     def _is_untouched(self) -> bool:
         """Whether everything is the same object; that of a library's layers may be an equal one."""
         try:
-            own = chain.from_iterable([get(held) for get, held in self._own])
+            own = chain.from_iterable(_values(self._own))
             tensors = [*chain.from_iterable(map(dict.values, self._filled))]
             return (
                 not any(self._empty)
-                and [get(held) for get, held in self._theirs] == self._values
+                and [*_values(self._theirs)] == self._values
                 and all(map(is_, own, self._own_values))
                 and [*map(len, self._dicts)] == self._counts
                 and [*map(type, self._modules)] == self._kinds
                 and tensors == self._tensors
+                and all(map(is_, self._pick_numbers(tensors), self._numbers))
                 and [*map(_address, self._params)] == self._at
-                and (not self._gradients or [t.requires_grad for t in self._params] == self._grads)
+                and (not self._gradients or [*map(_requires_grad, self._params)] == self._grads)
                 and all(get(name, MISSING) is value for get, name, value in self._of_classes)
                 and all(holds(get(name, MISSING)) for get, name, holds in self._loose)
             )
         except Exception:  # of any kind: something that cannot be compared with what was there
             return False
+
+
+def _values(groups: Iterable[tuple[Any, list[dict[str, Any]]]]) -> Iterator[tuple[Any, ...]]:
+    """Of each dictionary the values of its group's names."""
+    return chain.from_iterable(map(get, helds) for get, helds in groups)
 
 
 def _constants(reads: Reads, arguments: Collection[int]) -> list[Read]:

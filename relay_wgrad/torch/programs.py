@@ -24,7 +24,7 @@ from ..picking import picked
 from .depends import Depends
 from .kernels import ALIGNMENT, winograd_is_allowed
 from .reads import LostError, Reads
-from .replayed import Replayed
+from .replayed import Replayed, Written
 from .several import CopyEach
 
 if TYPE_CHECKING:
@@ -38,14 +38,17 @@ class Choices(NamedTuple):
 
     tf32: bool
     benchmark: bool
+    deterministic: bool
     winograd: bool
 
 
 def choices(device: torch.device | str) -> Choices:
     """Those that count on a device."""
     if torch.device(device).type == "cpu":
-        return Choices(False, False, winograd_is_allowed())
-    return Choices(torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, False)
+        return Choices(False, False, True, winograd_is_allowed())
+    flags = torch.backends.cudnn
+    same_bits = flags.deterministic or torch.are_deterministic_algorithms_enabled()
+    return Choices(flags.allow_tf32, flags.benchmark, same_bits, False)
 
 
 def compiled_at(device: torch.device, chosen: Choices) -> Any:
@@ -53,7 +56,10 @@ def compiled_at(device: torch.device, chosen: Choices) -> Any:
     from ..training.devices import place
     from ..training.options import Options
 
-    options = Options(tf32=chosen.tf32, benchmark=chosen.benchmark, winograd=chosen.winograd)
+    options = Options(
+        tf32=chosen.tf32, benchmark=chosen.benchmark, deterministic=chosen.deterministic,
+        winograd=chosen.winograd,
+    )  # fmt: skip
     return place(f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu", options)
 
 
@@ -181,7 +187,9 @@ class Program:
             graphs=asked.graphs and not why,
         )  # fmt: skip
         # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
-        self._forward = make(compiled.vm[names[0]], own={0}, token=True)
+        self._forward = make(
+            compiled.vm[names[0]], own={0}, token=True, written=self._written(len(order))
+        )
         # Of what the backward part reads, what nobody but the two parts has.
         self._private = {i for i, source in enumerate(parts.sources) if source.kind == "kept"}
         self._backward = [
@@ -191,7 +199,8 @@ class Program:
             )
             for number, piece in enumerate(parts.pieces, start=1)
         ]  # fmt: skip
-        first = {"argument": 0, "output": len(order), "kept": len(order) + parts.outputs}
+        end = len(order) + len(self.counters)  # of the operands
+        first = {"argument": 0, "output": end, "kept": end + parts.outputs}
         self._read = picked([first[s.kind] + s.index for s in parts.sources])
         # Of each piece, and of a forward pass whose memory one token stands for.
         self.reading = [
@@ -203,6 +212,8 @@ class Program:
             for number in range(1, 1 + len(self.pieces))
         ]
         self._copy_statistics = CopyEach()
+        self._settled: object = None  # the state of `depends` whose tensors these are
+        self._operands: list[torch.Tensor] = []
         self._turns = Turns(self.device)
 
     @property
@@ -212,7 +223,8 @@ class Program:
         return bool(parts) and all(part.is_graph for part in parts)
 
     def arguments(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The forward part's: inputs, what is drawn, parameters and statistics as they are now.
+        """The forward part's: inputs, what is drawn, parameters, statistics and batch counters,
+        which are those that `depends` has found to be there.
 
         Raises TypeError or ValueError for an input that is not the one that was compiled for.
         """
@@ -232,12 +244,15 @@ class Program:
                     f"{self.name}: {spec.name} must be on {self.device}, got {x.device}"
                 )
         numbers = [drawn(spec, self.device) for spec in self.drawn]
-        return [*inputs, *numbers, *(held[name] for held, name in self.places)]
+        if self._settled is not self.depends.settled:
+            self._settled = self.depends.settled
+            self._operands = [held[name] for held, name in (*self.places, *self.counters)]
+        return [*inputs, *numbers, *self._operands]
 
     def forward(self, arguments: Sequence[torch.Tensor]) -> Forward:
         """The forward pass; statistics are updated."""
         with self._turns:
-            made, _, args, token = self._forward(arguments)
+            made, _, args, token, written = self._forward(arguments)
         for held, name, value in self._effects:
             held[name] = value
         result, kept = made[0], made[self.outputs :]
@@ -245,7 +260,7 @@ class Program:
         shared = () if token is not None else {x.data_ptr() for x in (*args, *kept) if x.numel()}
         if result.numel() and result.data_ptr() in shared:
             result = result.clone()
-        if self.statistics or self.counters:
+        if not written and (self.statistics or self.counters):
             with torch.no_grad():
                 buffers = [held[name] for held, name in self.statistics]
                 first = self.outputs - len(buffers)
@@ -267,7 +282,7 @@ class Program:
         """
         piece = self.pieces[number]
         with self._turns:
-            made, addresses, _, token = self._backward[number](
+            made, addresses, _, token, _ = self._backward[number](
                 [*read, *(handed.values[i] for i in piece.takes)]
             )
         gradients, new = made[: len(piece.gradients)], made[len(piece.gradients) :]
@@ -281,6 +296,17 @@ class Program:
         tokens = [*handed.tokens, *([] if token is None else [token])]
         later = {i: values[i] for i in self._later[number] if i in values}
         return gradients, Handed(later, tokens)
+
+    def _written(self, arguments: int) -> Written:
+        """The new statistics, each of them one of so many arguments of the forward part, and the
+        counters, which are behind those."""
+        at = {
+            (id(held), name): i
+            for i, (held, name) in enumerate(self.places, start=arguments - len(self.places))
+        }
+        targets = [at[id(held), name] for held, name in self.statistics]
+        sources = range(self.outputs - len(targets), self.outputs)
+        return Written(sources, targets, range(arguments, arguments + len(self.counters)))
 
     def _private_of(self, piece: Piece) -> set[int]:
         """Of a piece's operands what nobody but the parts has."""
@@ -299,6 +325,17 @@ def call(function: Any, args: Sequence[torch.Tensor], device: torch.device) -> l
         return list(function(*args))
 
 
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""What Inductor's code asks: PyTorch's public function makes an object each time."""
+
+
+def _stream(device: torch.device) -> int:
+    """The handle of PyTorch's current stream on a device."""
+    if _raw_stream is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(_raw_stream(device.index or 0))
+
+
 class Turns:
     """Within, a program is called by one thread, and on CUDA when what it was given before is over:
     a virtual machine has one memory for its intermediate results."""
@@ -306,14 +343,15 @@ class Turns:
     def __init__(self, device: torch.device) -> None:
         self._device, self._lock = device, threading.Lock()
         self._stream: torch.cuda.Stream | None = None
+        self._handle = -1  # the stream's
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and (handle := _stream(self._device)) != self._handle:
             now = torch.cuda.current_stream(self._device)
-            if self._stream is not None and now != self._stream:
+            if self._stream is not None:
                 now.wait_stream(self._stream)
-            self._stream = now
+            self._stream, self._handle = now, handle
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -341,22 +379,53 @@ class _Here:
     """A place's lane for a device, before and after which PyTorch's current stream works."""
 
     def __init__(self, lane: Any, device: torch.device) -> None:
-        self._lane, self._device = lane, device
-
-    def done(self, do: Callable[[], Any]) -> Any:
-        return self._within(lambda: self._lane.done(do))
-
-    def captured(self, do: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        made, launch = self._within(lambda: self._lane.captured(do))
-        return made, lambda: self._within(launch)
-
-    def _within(self, do: Callable[[], Any]) -> Any:
-        if self._device.type != "cuda":  # a lane of tests
-            return do()
         import tvm_ffi
 
-        with torch.cuda.device(self._device), tvm_ffi.use_torch_stream():
+        self._lane, self._device = lane, device
+        self._theirs = tvm_ffi.device(str(device))
+        self._stream, self._handle = tvm_ffi.use_raw_stream, tvm_ffi.get_raw_stream
+
+    def done(self, do: Callable[[], Any]) -> Any:
+        return self.within(lambda: self._lane.done(do))
+
+    def captured(self, do: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        made, launch = self.within(lambda: self._lane.captured(do))
+        return made, _Launches(self, [launch])
+
+    def also(self, launch: Any, work: Callable[[], None]) -> Callable[[], None]:
+        if self._device.type != "cuda":
+            return self._lane.also(launch, work)  # type: ignore[no-any-return]
+
+        def on_theirs() -> None:
+            stream: Any = torch.cuda.ExternalStream(self._handle(self._theirs), self._device)
+            with torch.cuda.stream(stream):
+                work()
+
+        _, more = self.within(lambda: self._lane.captured(on_theirs))
+        return _Launches(self, [*launch.parts, more])
+
+    def within(self, do: Callable[[], Any]) -> Any:
+        if self._device.type != "cuda":  # a lane of tests
             return do()
+        with self._stream(self._theirs, _stream(self._device)):
+            if torch.cuda.current_device() == self._device.index:
+                return do()
+            with torch.cuda.device(self._device):
+                return do()
+
+
+class _Launches:
+    """Graphs that the device is given one after another."""
+
+    def __init__(self, here: _Here, parts: Sequence[Callable[[], None]]) -> None:
+        self.parts, self._here = parts, here
+
+    def __call__(self) -> None:
+        self._here.within(self._all)
+
+    def _all(self) -> None:
+        for part in self.parts:
+            part()
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

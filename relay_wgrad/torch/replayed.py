@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..picking import Pick, picked
 from .kernels import FORMATS
-from .several import Copies, CopyEach
+from .several import Copies, CopyEach, increment_versions
 
 Addresses = AbstractSet[int]
 
@@ -42,13 +42,14 @@ MOST = 64 << 20
 
 
 class Call(NamedTuple):
-    """What a call gives: results, the addresses of what it read, its operands, and of a graph
-    that has one the token of its memory."""
+    """What a call gives: results, the addresses of what it read, its operands, of a graph that has
+    one the token of its memory, and whether what is to be written into operands has been."""
 
     results: list[torch.Tensor]
     addresses: Addresses
     operands: Sequence[torch.Tensor]
     token: torch.Tensor | None
+    written: bool = False
 
 
 class Lane(Protocol):
@@ -59,6 +60,24 @@ class Lane(Protocol):
 
     def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """(what a function gives, what does its work)."""
+
+    def also(self, launch: Callable[[], None], work: Callable[[], None]) -> Callable[[], None]:
+        """What does what `launch` does, and then work of PyTorch's, of which nothing is done here.
+
+        Raises what a device has against it as a graph.
+        """
+
+
+class Written(NamedTuple):
+    """What is written into operands when a call is over.
+
+    sources, targets : places of results, and of the operands that get them.  counts : places of
+        operands that grow by 1, behind those that the function takes.
+    """
+
+    sources: Sequence[int] = ()
+    targets: Sequence[int] = ()
+    counts: Sequence[int] = ()
 
 
 class Replayed:
@@ -79,6 +98,7 @@ class Replayed:
         time, where a caller has all or none; None: the token is a tensor more.
     private : the places of operands that another such function gives as the same tensors each time,
         and nobody else has: that they are the same is all that is looked at.
+    written : is done by a graph itself where that can be, else by the caller (`Call.written`).
 
     One thread at a time may call it.
     """
@@ -96,7 +116,11 @@ class Replayed:
         token: bool = False,
         stands: int | None = None,
         private: Container[int] = (),
+        written: Written | None = None,
     ) -> None:
+        self._written = Written() if written is None else written
+        self._writes = self._gathers = False  # of a graph: whether it does that, and gathers
+        self._pick_written = picked([*self._written.targets, *self._written.counts])
         self._plain, self._raw, self._lane, self._told = plain, raw, lane, told
         self._prepare, self._last = prepare, last
         self._own, self._token, self._private, self._stands = own, token, private, stands
@@ -113,7 +137,7 @@ class Replayed:
         self._addresses: Addresses = set()
         self._results: list[Any] = []
         self._copied: dict[int, torch.Tensor] = {}  # those that get memory of their own
-        self._copies, self._copy_in = Copies({}), CopyEach()
+        self._copies, self._copy_in = Copies({}, 0), CopyEach()
         self._same: list[Any] = []  # all, of which those are the same tensors each time
         self._out: list[StorageWeakRef] = []  # who has the results
 
@@ -144,7 +168,13 @@ class Replayed:
         return self._called(args)
 
     def _called(self, args: Sequence[torch.Tensor]) -> Call:
-        return Call(self._plain(args), {x.data_ptr() for x in args if x.numel()}, args, None)
+        made = self._plain(self._taken(args))
+        return Call(made, {x.data_ptr() for x in args if x.numel()}, args, None)
+
+    def _taken(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Those that the function takes."""
+        counts = self._written.counts
+        return args[: len(args) - len(counts)] if counts else args
 
     def _lie(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether operands lie where the graph reads them, as it reads them."""
@@ -175,8 +205,8 @@ class Replayed:
         calls = [*self._seen, [x.data_ptr() for x in args]]
         moving = {
             i for i, (x, *addresses) in enumerate(zip(args, *calls, strict=True))
-            if i in self._moving or x.numel() == 1 or len(set(addresses)) > 1
-            or _is_made(asked[i], x)
+            if i in self._moving or (x.numel() == 1 and i not in self._written.counts)
+            or len(set(addresses)) > 1 or _is_made(asked[i], x)
         }  # fmt: skip
         size = sum(args[i].nbytes for i in moving)
         self._tries += 1
@@ -184,7 +214,7 @@ class Replayed:
             if self._most is not None and size > self._most:
                 raise ValueError(f"{size} bytes of operands lie elsewhere each time")
             fixed = [x.clone() if i in moving else x for i, x in enumerate(args)]
-            given = [tvm_tensor(x) for x in fixed]
+            given = [tvm_tensor(x) for x in self._taken(fixed)]
 
             def call() -> Any:
                 return list(self._raw(*given))
@@ -218,14 +248,50 @@ class Replayed:
                 i: _torch(x) for i, x in enumerate(self._results)
                 if i in self._own or (not self._token and math.prod(map(int, x.shape)) == 1)
             }  # fmt: skip
-            self._copies, self._copy_in = Copies(self._copied), CopyEach()
+            self._copies = Copies(self._copied, len(self._results))
+            self._copy_in = CopyEach()
             self._same = [
                 None if i in self._copied or not self._token else _torch(x)
                 for i, x in enumerate(self._results)
             ]
+            self._end_with(lane, asked, moving)
         if self._tries >= TRIES and self._launch is None:
             self._lane = None
             self._told(f"its calls are not one CUDA graph: {why:.300}")
+
+    def _end_with(self, lane: Lane, asked: Sequence[torch.Tensor], moving: Container[int]) -> None:
+        """Has the graph end with what PyTorch would be called for after each launch."""
+        sources, targets, counts = self._written
+        places = {*targets, *counts}
+        inside = {asked[i].data_ptr() for i in places}
+        self._writes = bool(places) and not (
+            any(i in moving for i in places)
+            # A result in their memory is the caller's as it was before.
+            or any(_torch(x).data_ptr() in inside for x in self._results)
+        )
+        self._gathers = self._copies.joins
+        if not self._writes and not self._gathers:
+            return
+        to, grown = [asked[i] for i in targets], [asked[i] for i in counts]
+        what = [_torch(self._results[i]) for i in sources]
+        copy_each = CopyEach()
+
+        def work() -> None:
+            if self._gathers:
+                self._copies.gather()
+            if self._writes:
+                copy_each(to, what)
+                if grown:
+                    torch._foreach_add_(grown, 1)
+
+        self._copies.gather()  # its memory is taken, and its kernels are loaded
+        assert self._launch is not None
+        try:
+            with torch.no_grad():
+                self._launch = lane.also(self._launch, work)
+        except Exception as error:  # of whatever kind: it is done after each launch then
+            self._writes = self._gathers = False
+            self._told(f"what its graph gives is copied apart: {' '.join(str(error).split()):.300}")
 
     def _replayed(self, given: Sequence[torch.Tensor]) -> Call:
         assert self._launch is not None
@@ -250,8 +316,10 @@ class Replayed:
                 operands = [*given]
                 for i, x in self._places:
                     operands[i] = x
-        self._copies.into(results)
-        return Call(results, self._addresses, operands, token)
+        self._copies.into(results, self._gathers)
+        if self._writes:
+            increment_versions(self._pick_written(given))
+        return Call(results, self._addresses, operands, token, self._writes)
 
 
 def _is_made(given: torch.Tensor, dense: torch.Tensor) -> bool:

@@ -55,10 +55,16 @@ class _Piece(torch.autograd.Function):
         read = ctx.reading.whole(ctx.hidden, ctx.saved_tensors[1:])
         handed = gradient.handed if ctx.number else Handed({0: gradient}, [])
         gradients, handed = ctx.program.backward(ctx.number, read, handed)
+        if ctx.number + 1 == len(ctx.program.pieces):
+            return None, None, None, *gradients
         link = _link(gradient)
         link.handed = handed
-        is_last = ctx.number + 1 == len(ctx.program.pieces)
-        return None, None, None, *([] if is_last else [link]), *gradients
+        return None, None, None, link, *gradients
+
+
+_apply: Any = super(torch.autograd.Function, _Piece).apply
+"""Not `_Piece.apply`, which looks at each argument for what `torch.func` has left: whose transforms
+are refused here."""
 
 
 def _link(like: torch.Tensor) -> Any:
@@ -73,7 +79,7 @@ def _differentiable(
     result: list[torch.Tensor] = []
     for number, piece in reversed([*enumerate(program.pieces)]):
         wrt = [arguments[program.wrt[i]] for i in piece.gradients]
-        result = [_Piece.apply(program, made, number, *result, *wrt)]
+        result = [_apply(program, made, number, *result, *wrt)]
     return result[0]
 
 

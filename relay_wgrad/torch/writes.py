@@ -24,9 +24,11 @@ class Writes(NamedTuple):
     steps: list[int]
     copy_each: CopyEach
 
-    def done(self, inputs: Sequence[Any], found: list[Any]) -> list[Any]:
-        """The results that are the caller's, when the others are written."""
+    def done(self, inputs: Sequence[Any], found: list[Any], written: bool = False) -> list[Any]:
+        """The results that are the caller's, when the others are written, which they may be."""
         end = len(found) - len(self.copied)
+        if written:
+            return found[:end]
         with torch.no_grad():
             if self.copied:
                 self.copy_each([inputs[i] for i in self.copied], found[end:])

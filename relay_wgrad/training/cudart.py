@@ -22,6 +22,8 @@ TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: what a graph cannot hold is an error in this thread
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NON_BLOCKING = 1
+_PORTABLE = 1  # cudaHostRegister: for every device
+_HOST = 1  # cudaMemoryType: the host's, which is pinned
 _OF_MEMORY = (10, 11)  # cudaGraphNodeType: memory is taken, is given back
 _P = ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -29,6 +31,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaDeviceSynchronize": (),
     "cudaHostAlloc": (ctypes.POINTER(_P), ctypes.c_size_t, ctypes.c_uint),
     "cudaFreeHost": (_P,),
+    "cudaHostRegister": (_P, ctypes.c_size_t, ctypes.c_uint),
+    "cudaHostUnregister": (_P,),
+    "cudaPointerGetAttributes": (_P, _P),
     "cudaMemcpyAsync": (_P, _P, ctypes.c_size_t, ctypes.c_int, _P),
     "cudaStreamCreateWithFlags": (ctypes.POINTER(_P), ctypes.c_uint),
     "cudaStreamDestroy": (_P,),
@@ -90,6 +95,22 @@ class Runtime:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether the memory there is the host's and a device can copy it by itself."""
+        found = (ctypes.c_int * 64)()  # the structure's first number is the kind of memory
+        if self._library.cudaPointerGetAttributes(found, address):
+            self._library.cudaGetLastError()
+            return False
+        return bool(found[0] == _HOST)
+
+    def pin(self, owner: Any, address: int, size: int) -> bool:
+        """Pins memory until its owner is gone; whether that was possible."""
+        if self._library.cudaHostRegister(address, size, _PORTABLE):
+            self._library.cudaGetLastError()
+            return False
+        self.at_the_end_of(owner, "cudaHostUnregister", address)
+        return True
 
 
 class Event:

@@ -4,7 +4,8 @@
     for step in range(5 * data.batches):
         trainer.step(data.batch(step))
 
-Needs the extra `images`.  Images of the next steps are read by threads while a step runs.
+Needs the extra `images`.  Images of the next steps are read by threads while a step runs: JPEGs by
+`jpeg_reader`, the others, and all where that cannot be, by Pillow.
 """
 
 from __future__ import annotations
@@ -13,24 +14,30 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..cores import usable_processors
 from ..extras import extra_module
 from ..frontend import TrainingGraph
 from ..frontend.weights import Array
+from . import jpeg_reader
 from .data import WHOLE, Shard, batches_of, check_count, order_of, part_of, shard_of, size_of
+from .jpeg_reader import DRAWS, TRIES
 from .options import AUGMENT
+from .processes import shared_cores
+from .recycled import Recycled
+from .schedules import is_count
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """torchvision's, in any case."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _RESIZED = 256 / 224  # the shorter side of an image before its middle is cut out
-_TRIES = 10
 _AHEAD = 2  # batches that are read before they are asked for
+_DECODERS = ("auto", "pillow")
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,13 @@ class ImageFolder:
         seed and its step alone.
     reading : how images become numbers.
     least, size, drop_last, shard : as of `Data`.
-    threads : that read; by default as many as there are cores, 8 at most.
+    threads : that read; by default as many as there are processors, of which processes of one
+        machine take their parts.
+    decoder : of JPEGs: "auto", by threads of our own where there are a C++ compiler and Pillow's
+        libjpeg-turbo (`notes` says why not), or "pillow".  A level of a colour, of 0 to 255, may
+        differ by 1 between them.
+
+    A batch's images may be written over when the batch and all views of it are gone.
 
     Raises
     ------
@@ -92,6 +105,7 @@ class ImageFolder:
         drop_last: bool = True,
         shard: Shard = WHOLE,
         threads: int | None = None,
+        decoder: str = "auto",
     ) -> None:
         self._image = extra_module("PIL.Image", "folders of images need Pillow", "images")
         self.size, self.drop_last = size_of(graph, size, drop_last), drop_last
@@ -119,9 +133,38 @@ class ImageFolder:
             self.files += [(path, label) for path in found]
         self.samples = len(self.files)
         check_count(self, repr(os.fspath(folder)), least)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        self._pool = ThreadPoolExecutor(threads or min(cores, 8), "relay_wgrad.images")
-        self._coming: dict[int, tuple[Array, list[Future[None]]]] = {}
+        if decoder not in _DECODERS:
+            raise ValueError(f"decoder must be {' or '.join(_DECODERS)}, got {decoder!r}")
+        if threads is not None and not is_count(threads, 1):
+            raise ValueError(f"threads must be a number from 1 on, got {threads!r}")
+        self.threads = threads or shared_cores(usable_processors())
+        self._ahead = max(_AHEAD, -(-_AHEAD * self.threads // self.size))
+        self._empty_again = Recycled()
+        self._coming, self._parts_coming = dict[int, _Coming](), dict[int, _Coming]()
+        self._last_part: int | None = None
+        self.notes: list[str] = []  # what a user should know, one line each
+        self._takes_jpegs = decoder == "auto" and self._can_take_jpegs()
+        self._begin_threads()
+
+    def _can_take_jpegs(self) -> bool:
+        """Whether there are JPEGs that threads of our own read."""
+        if self._mode != "RGB" or self._input.dtype != "float32":
+            return False
+        if not any(path.suffix.lower() in jpeg_reader.ENDINGS for path, _ in self.files):
+            return False
+        if reason := jpeg_reader.reason():
+            self.notes.append(f"{os.fspath(self.folder)}: JPEGs are read by Pillow: {reason}")
+        return not reason
+
+    def _begin_threads(self) -> None:
+        self._process = os.getpid()
+        self._pool = ThreadPoolExecutor(self.threads, "relay_wgrad.images")
+        self._reader: jpeg_reader.Reader | None = None
+        if self._takes_jpegs:
+            levels = np.arange(256, dtype="float32")[:, None, None] * np.ones(3, "float32")
+            table = self._numbers(levels.transpose(2, 1, 0))[:, 0]
+            size = self._input.shape[2], self._input.shape[3]
+            self._reader = jpeg_reader.Reader(size, table, self.threads)
 
     @property
     def batches(self) -> int:
@@ -130,25 +173,15 @@ class ImageFolder:
 
     def batch(self, step: int) -> dict[str, Array]:
         """The minibatch of a step, counted from 0."""
-        for ahead in range(step, step + 1 + _AHEAD):
+        self._stay_here()
+        for ahead in range(step, step + 1 + self._ahead):
             if ahead not in self._coming:
                 chosen, epoch = order_of(self, ahead), ahead // self.batches
-                images = self._empty(len(chosen))
-                self._coming[ahead] = (
-                    images,
-                    [
-                        self._pool.submit(self._read_into, image, index, epoch)
-                        for image, index in zip(images, chosen, strict=True)
-                    ],
-                )
-        images, waiting = self._coming.pop(step)
-        for other in [other for other in self._coming if not step < other <= step + _AHEAD]:
-            for future in self._coming.pop(other)[1]:
-                future.cancel()
-        labels = [self.files[index][1] for index in order_of(self, step)]
-        for future in waiting:
-            future.result()
-        return self._made(images, labels, step)
+                self._coming[ahead] = self._asked(chosen, epoch)
+        coming = self._coming.pop(step)
+        for other in [other for other in self._coming if not step < other <= step + self._ahead]:
+            self._dropped(self._coming.pop(other))
+        return self._made(self._read_of(coming), coming.chosen, step)
 
     @property
     def parts(self) -> int:
@@ -158,15 +191,67 @@ class ImageFolder:
 
     def part(self, index: int) -> tuple[dict[str, Array], int]:
         """(a batch of these, how many of its samples count): images as in evaluation."""
-        chosen, count = part_of(self, index)
-        images = self._empty(len(chosen))
-        list(self._pool.map(self._read_into, images, chosen))
-        return self._made(images, [self.files[i][1] for i in chosen], index), count
+        self._stay_here()
+        # The next one will be as far from this as this from the last.
+        last, self._last_part = self._last_part, index
+        further = index - last if last is not None and last < index else self.shard[1]
+        for ahead in range(index, min(index + further + 1, self.parts), further):
+            if ahead not in self._parts_coming:
+                self._parts_coming[ahead] = self._asked(part_of(self, ahead)[0])
+        coming = self._parts_coming.pop(index)
+        for other in [other for other in self._parts_coming if other != index + further]:
+            self._dropped(self._parts_coming.pop(other))
+        images = self._read_of(coming)
+        return self._made(images, coming.chosen, index), part_of(self, index)[1]
 
-    def _empty(self, count: int) -> Array:
-        return np.empty((count, *self._input.shape[1:]), self._input.dtype)
+    def _stay_here(self) -> None:
+        """In a child of `fork`, which has none of the threads, begins anew."""
+        if self._process != os.getpid():
+            self._coming.clear()
+            self._parts_coming.clear()
+            self._begin_threads()
 
-    def _made(self, images: Array, labels: list[int], step: int) -> dict[str, Array]:
+    def _asked(self, chosen: Sequence[int], epoch: int | None = None) -> _Coming:
+        """Images that the threads are told to read; without an epoch as in evaluation."""
+        augment = "none" if epoch is None else self.reading.augment
+        images = self._empty_again.empty((len(chosen), *self._input.shape[1:]), self._input.dtype)
+        made = _Coming(images, chosen, augment, draws_of(self.seed, epoch or 0, chosen))
+        paths = [self.files[index][0] for index in chosen]
+        if self._reader is not None:
+            made.ours = [
+                k for k, path in enumerate(paths) if path.suffix.lower() in jpeg_reader.ENDINGS
+            ]
+        if self._reader is not None and made.ours:
+            job = jpeg_reader.Job(
+                [paths[k] for k in made.ours], made.draws[made.ours], [images[k] for k in made.ours]
+            )
+            made.job = self._reader.begin(job, augment)
+        for k in sorted({*range(len(paths))} - {*made.ours}):
+            made.waiting.append(self._pool.submit(self._read_into, made, k))
+        return made
+
+    def _read_of(self, coming: _Coming) -> Array:
+        """The images, when they are there."""
+        try:
+            left: list[int] = []
+            if self._reader is not None and coming.job is not None:
+                left = [coming.ours[i] for i in self._reader.end(coming.job)]
+            list(self._pool.map(lambda k: self._read_into(coming, k), left))
+            for future in coming.waiting:
+                future.result()
+        except BaseException:
+            self._dropped(coming)
+            raise
+        return coming.images
+
+    def _dropped(self, coming: _Coming) -> None:
+        for future in coming.waiting:
+            future.cancel()
+        if self._reader is not None and coming.job is not None:
+            self._reader.drop(coming.job)
+
+    def _made(self, images: Array, chosen: Sequence[int], step: int) -> dict[str, Array]:
+        labels = [self.files[index][1] for index in chosen]
         whole = {
             self._input.name: images,
             self._labels.name: np.array(labels, self._labels.dtype),
@@ -174,15 +259,9 @@ class ImageFolder:
         drawn = self.graph.draws(self.seed, step, len(images), self.shard[0])
         return {spec.name: {**drawn, **whole}[spec.name] for spec in self.graph.inputs}
 
-    def _read(self, index: int, epoch: int | None = None) -> Array:
-        """An image as numbers; without an epoch, or without augmentation, its middle."""
-        (made,) = self._empty(1)
-        self._read_into(made, index, epoch)
-        return made
-
-    def _read_into(self, made: Array, index: int, epoch: int | None = None) -> None:
-        """`_read`, in place: new arrays would have threads wait for each other in the kernel."""
-        path = self.files[index][0]
+    def _read_into(self, coming: _Coming, place: int) -> None:
+        """Reads an image by Pillow, in place."""
+        path, draws = self.files[coming.chosen[place]][0], coming.draws[place]
         try:
             with self._image.open(path) as file:
                 image = file if file.mode == self._mode else file.convert(self._mode)
@@ -191,33 +270,77 @@ class ImageFolder:
             text = " ".join(str(error).split())
             raise ValueError(f"{os.fspath(path)!r} is no image: {text:.200}") from error
         size = self._input.shape[2:]
-        augment = "none" if epoch is None else self.reading.augment
-        rng = np.random.default_rng([self.seed, epoch or 0, index])
-        box = _crop(rng, *image.size) if augment == "crop" else _middle(*image.size, *size)
+        box = part(coming.augment, draws, *image.size, *size)
         bilinear = self._image.Resampling.BILINEAR
         pixels = np.asarray(image.resize(size[::-1], bilinear, box=box)).reshape(*size, -1)
-        if augment != "none" and rng.random() < 0.5:
+        if coming.augment != "none" and draws[-1] < 0.5:
             pixels = pixels[:, ::-1]
+        coming.images[place] = pixels.transpose(2, 0, 1)
+        self._numbers(coming.images[place])
+
+    def _numbers(self, levels: Array) -> Array:
+        """Levels of colours, from 0 to 255, by planes, as the network takes them; in place."""
         mean, std = (np.array(v, self._input.dtype) for v in (self.reading.mean, self.reading.std))
         if self._mode == "L":
             mean, std = mean.mean(), std.mean()
-        made[...] = pixels.transpose(2, 0, 1)
-        made /= 255
-        made -= mean.reshape(-1, 1, 1)
-        made /= std.reshape(-1, 1, 1)
+        levels /= 255
+        levels -= mean.reshape(-1, 1, 1)
+        levels /= std.reshape(-1, 1, 1)
+        return levels
+
+
+@dataclass
+class _Coming:
+    """A batch's images, on their way.
+
+    chosen : the samples.  augment, draws : what is taken of each.
+    ours : the places of those that `job` reads; the others are `waiting` for Pillow.
+    """
+
+    images: Array
+    chosen: Sequence[int]
+    augment: str
+    draws: Array
+    ours: Sequence[int] = ()
+    job: jpeg_reader.Job | None = None
+    waiting: list[Future[None]] = field(default_factory=list)
+
+
+def draws_of(seed: int, epoch: int, samples: Sequence[int]) -> Array:
+    """float64[samples, DRAWS], from 0 to 1, which follow from seed, epoch and a sample's number
+    alone: splitmix64 of a counter, since a generator for each image takes longer than all else that
+    Python does for it."""
+    (key,) = np.random.SeedSequence([seed, epoch]).generate_state(1, "uint64")
+    counter = np.asarray(samples, "uint64")[:, None] * np.uint64(DRAWS)
+    mixed = (counter + np.arange(1, DRAWS + 1, dtype="uint64")) * np.uint64(0x9E3779B97F4A7C15)
+    mixed += key
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    made: Array = (mixed >> np.uint64(11)) * 2.0**-53
+    return made
 
 
 Box = tuple[float, float, float, float]
 
 
-def _crop(rng: np.random.Generator, width: int, height: int) -> Box:
+def part(augment: str, draws: Array, width: int, height: int, rows: int, columns: int) -> Box:
+    """What is taken of an image.  `templates/jpeg_reader.cc` says the same, number by number."""
+    return (
+        _crop(draws, width, height) if augment == "crop" else _middle(width, height, rows, columns)
+    )
+
+
+def _crop(draws: Array, width: int, height: int) -> Box:
     """A random part, as torchvision's RandomResizedCrop cuts it."""
-    for _ in range(_TRIES):
-        area = width * height * rng.uniform(0.08, 1.0)
-        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+    least, most = math.log(3 / 4), math.log(4 / 3)
+    for i in range(TRIES):
+        area = width * height * (0.08 + (1.0 - 0.08) * float(draws[2 * i]))
+        ratio = math.exp(least + (most - least) * float(draws[2 * i + 1]))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
+            left = math.floor((width - w + 1) * float(draws[2 * TRIES]))
+            top = math.floor((height - h + 1) * float(draws[2 * TRIES + 1]))
             return left, top, left + w, top + h
     side_w, side_h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
     left, top = (width - side_w) // 2, (height - side_h) // 2

@@ -75,12 +75,11 @@ def backend_options(
 ) -> dict[str, dict[str, Any]]:
     """For each library those of its options that are of training, on a GPU (its number).
 
-    Always the algorithms that give the same bits every time.  Where libraries are compared, each
-    with its best.
+    Where libraries are compared, each with its best.
     """
     compared = options.select == "measured"
     wanted: dict[str, Any] = {
-        "allow_tf32": options.tf32, "deterministic": True,
+        "allow_tf32": options.tf32, "deterministic": options.deterministic,
         "benchmark": options.benchmark or compared, "faster": not compared and len(backends) > 1,
     }  # fmt: skip
     if compared and arch is not None and arch >= HOPPER:

@@ -12,7 +12,9 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")  # their rules are in `optim`
 DECAYS = ("weights", "all")  # `Update.decay`
 AUGMENT = ("crop", "flip", "none")  # what is done to an image that is trained on
 HOPPER = 90
-_SWITCHES = ("strict", "tf32", "benchmark", "norms", "graph", "helpers", "wide", "winograd")
+_SWITCHES = (
+    "strict", "tf32", "benchmark", "deterministic", "norms", "graph", "helpers", "wide", "winograd",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Options:
     tf32 : whether float32 operands may be rounded to TF32's 10 bits.
     benchmark : whether a library may time its algorithms and keep the fastest in the user's record;
         else its heuristic decides, which is the same every time.
+    deterministic : whether libraries keep to algorithms that give the same bits every time; else
+        cuDNN may add up in any order, as PyTorch lets it.
     select : "first": the first of the libraries that takes a convolution.  "measured": the one of
         all that is the fastest here; what the user's tuning record lacks is measured when a step is
         compiled, some kernels of each library for each problem, whose building needs nvcc.
@@ -52,6 +56,7 @@ class Options:
     strict: bool = False
     tf32: bool = True
     benchmark: bool = False
+    deterministic: bool = True
     select: str = "first"
     norms: bool = True
     graph: bool = True

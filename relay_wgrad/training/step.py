@@ -118,7 +118,7 @@ def differentiated(
     if raise_norms:
         module, _ = raise_batch_norm(module, "main", keep=_cuts(graph, checkpoint))
     if half:
-        module = mixed_precision(module, "main", dtype=str(dtype))
+        module = mixed_precision(module, "main", dtype=str(dtype), promoted=raise_norms)
     if factor is not None:
         module = _with_factor(module, factor)
         target = len(module["main"].body.body.fields) - 1

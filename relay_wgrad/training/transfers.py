@@ -23,9 +23,11 @@ from ..frontend import InputSpec
 from ..frontend.sizes import at
 from . import cudart
 from .loss_scale import FIELDS
+from .recycled import memory_of
 
 _WIDTH = len(FIELDS)
 _COPIERS, _PART = 4, 1 << 22  # threads that copy a batch, and bytes that are worth one
+_WORTH = 1 << 16  # bytes whose copy takes longer than to ask whether they are pinned
 
 
 class Row(NamedTuple):
@@ -99,13 +101,32 @@ class Filler:
 
 
 class _Slot:
-    """A batch on its way: pinned memory, the device's tensors, and when each is free again."""
+    """A batch on its way: pinned memory, the device's tensors, and when each is free again.
+
+    held : arrays that the device copies from where they are.
+    is_lent : whether one of them is the caller's, who may write over it.
+    """
 
     def __init__(self, runtime: cudart.Runtime, specs: Sequence[InputSpec], device: Any) -> None:
-        kinds = [(at(spec.shape, None), spec.dtype) for spec in specs]
-        self.pinned = [cudart.Pinned(runtime, *kind) for kind in kinds]
-        self.tensors = [tvm.runtime.empty(*kind, device) for kind in kinds]
+        self._runtime = runtime
+        self._kinds = [(at(spec.shape, None), spec.dtype) for spec in specs]
+        self._pinned: dict[int, cudart.Pinned] = {}
+        self.tensors = [tvm.runtime.empty(*kind, device) for kind in self._kinds]
         self.copied, self.used = cudart.Event(runtime), cudart.Event(runtime)
+        self.held: list[Any] = []
+        self.is_lent = False
+
+    def pinned(self, place: int) -> cudart.Pinned:
+        """Memory for an input that lies in no pinned memory."""
+        if place not in self._pinned:
+            self._pinned[place] = cudart.Pinned(self._runtime, *self._kinds[place])
+        return self._pinned[place]
+
+    def free(self) -> None:
+        """Waits until what was copied from has been read."""
+        self.copied.wait()
+        self.held.clear()
+        self.is_lent = False
 
 
 class Places:
@@ -151,6 +172,10 @@ class CudaTransfers:
 
     A step waits on the device for its batch, and a batch for the step that reads its place.  The
     host waits where both places are taken: it is then two steps of that size ahead.
+
+    Large arrays in pinned memory are copied from there: those of `Recycled`, which is pinned when
+    it first comes, and others' (a PyTorch `DataLoader`'s with `pin_memory`), whose copy is waited
+    for when the step has been given, since who made them may write over them then.
     """
 
     ahead = 10
@@ -179,23 +204,41 @@ class CudaTransfers:
     def inputs(self, places: Places, values: Sequence[Any]) -> list[Any]:
         self._runtime.call("cudaSetDevice", self._index)
         self._slot = slot = places.next()
-        slot.copied.wait()  # of two batches ago: its pinned memory is free
+        slot.free()  # of two batches ago
         slot.used.hold(self._copies.handle)
-        for pinned, tensor, value in zip(slot.pinned, slot.tensors, values, strict=True):
-            self._filler.copy(pinned.array, value)
-            self._copy(
-                tensor.data_ptr(), pinned.address, pinned.size, cudart.TO_DEVICE,
-                self._copies.handle,
-            )  # fmt: skip
+        for place, (tensor, value) in enumerate(zip(slot.tensors, values, strict=True)):
+            if self._is_pinned(slot, value):
+                slot.held.append(value)
+                source, size = value.ctypes.data, value.nbytes
+            else:
+                pinned = slot.pinned(place)
+                self._filler.copy(pinned.array, value)
+                source, size = pinned.address, pinned.size
+            self._copy(tensor.data_ptr(), source, size, cudart.TO_DEVICE, self._copies.handle)
         slot.copied.record(self._copies.handle)
         slot.copied.hold(self._stream())
         return slot.tensors
+
+    def _is_pinned(self, slot: _Slot, value: Any) -> bool:
+        """Whether an array is copied from where it is."""
+        if value.nbytes < _WORTH or not value.flags.c_contiguous:
+            return False
+        memory = memory_of(value)
+        if memory is None:
+            is_pinned = self._runtime.is_pinned(value.ctypes.data)
+            slot.is_lent = slot.is_lent or is_pinned
+            return is_pinned
+        if memory.is_pinned is None:
+            memory.is_pinned = self._runtime.pin(memory, memory.address, memory.size)
+        return memory.is_pinned
 
     def done(self, control: Any, wrong: Any) -> CudaReport:
         self._runtime.call("cudaSetDevice", self._index)
         stream = self._stream()
         assert self._slot is not None
         self._slot.used.record(stream)
+        if self._slot.is_lent:
+            self._slot.copied.wait()
         cell = self.free.pop() if self.free else _Cell(self._runtime)
         address = cell.pinned.address
         self._copy(address, control.data_ptr(), 8 * _WIDTH, cudart.TO_HOST, stream)

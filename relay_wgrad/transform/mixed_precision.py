@@ -14,6 +14,9 @@ types, before differentiation, by inserting casts:
 * reshaping, joining and splitting follow their operands, and so does average pooling but for one
   of whole images, which may be a network's result, and resampling (their sums are float32 in any
   case);
+* with `promoted` sums, products and activations of half tensors alone, but for squares, are
+  computed in float32 and rounded to half, as PyTorch's types promote: what a network keeps of
+  residual sums is half then;
 * everything else (normalization, means, softmax, loss, residual sums, biases of matrix
   products) is float32.
 
@@ -54,13 +57,23 @@ _FOLLOW = frozenset({
 })  # fmt: skip
 
 
-def mixed_precision(mod: tvm.IRModule, fn: str = "main", *, dtype: str) -> tvm.IRModule:
+# What PyTorch computes of half tensors in float32 and rounds, one operator each there.
+_PROMOTED = frozenset({
+    "relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.sigmoid", "relax.tanh",
+    "relax.nn.silu", "relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.leakyrelu",
+})  # fmt: skip
+
+
+def mixed_precision(
+    mod: tvm.IRModule, fn: str = "main", *, dtype: str, promoted: bool = False
+) -> tvm.IRModule:
     """The module with `fn` in mixed precision; its parameters and results keep their types.
 
     Parameters
     ----------
     mod : `fn` has one dataflow block and computes in float32.
     dtype : "float16" or "bfloat16", that of the convolutions' and matrix products' operands.
+    promoted : whether sums, products and activations of half tensors are rounded to half.
 
     Returns
     -------
@@ -77,15 +90,15 @@ def mixed_precision(mod: tvm.IRModule, fn: str = "main", *, dtype: str) -> tvm.I
     if dataflow_block(func) is None:
         raise ValueError(f"mixed_precision: {fn!r} must be one dataflow block")
     out = mod.clone()
-    out[fn] = _Rewriter(dtype).function(func)
+    out[fn] = _Rewriter(dtype, promoted).function(func)
     return out
 
 
 class _Rewriter:
     """Rebuilds a function binding by binding; each variable has a value in one dtype or in both."""
 
-    def __init__(self, half: str) -> None:
-        self.half = half
+    def __init__(self, half: str, promoted: bool) -> None:
+        self.half, self.promoted = half, promoted
         self.builder = relax.BlockBuilder()
         self.value: dict[relax.Var, Any] = {}  # old variable -> new one, in its natural dtype
         self.casts: dict[tuple[Any, str], Any] = {}  # (new variable, dtype) -> its cast
@@ -143,7 +156,23 @@ class _Rewriter:
             dtype = "float32"
         args = [self.cast(arg, dtype) for arg in value.args]
         # The result's type is inferred anew from the operands.
-        return relax.Call(value.op, args, value.attrs, value.ty_args)
+        call = relax.Call(value.op, args, value.attrs, value.ty_args)
+        if dtype == "float32" and self.promotes(value):
+            return relax.op.astype(self.builder.emit(call), self.half)
+        return call
+
+    def promotes(self, call: relax.Call) -> bool:
+        """Whether a call is of half tensors and numbers alone, and one that is rounded then.
+
+        A square is not: it is summed for a norm, for which float16 has too few exponents.
+        """
+        if not self.promoted or op_name(call) not in _PROMOTED:
+            return False
+        if op_name(call) == "relax.multiply" and call.args[0].same_as(call.args[1]):
+            return False
+        leaves = [leaf for arg in call.args for leaf in self.leaves(arg)]
+        tensors = [leaf for leaf in leaves if leaf.ty.ndim != 0]
+        return bool(tensors) and all(self.dtype_of(leaf) == self.half for leaf in tensors)
 
     def adds_bias(self, call: relax.Call) -> bool:
         """Whether a call adds one value per channel to a convolution's result."""

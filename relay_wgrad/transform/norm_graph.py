@@ -103,6 +103,7 @@ class Norm:
     alpha: float = 0.0
     groups: int = 0  # of an image's channels; 0: statistics are those of the batch
     by_row: bool = False  # over one axis, for all others: layer normalization
+    of_filters: bool = False  # by row, of a weight: what follows is no row's
     fields: dict[int, relax.Var] = field(default_factory=dict)  # of upstream's result
 
 
@@ -133,8 +134,9 @@ class Norms(Graph):
                 or self._upstreams_groups(binding.var)
             )
             if norm is not None and _fits(norm):
-                self._take_affine(norm)
-                if norm.by_row and not norm.affine:
+                if not norm.of_filters:
+                    self._take_affine(norm)
+                if norm.by_row and not (norm.affine or norm.of_filters):
                     continue  # it may be an image's over pixels, of one dimension
                 if norm.variance is not None and not norm.groups:
                     self._with_running(norm)
@@ -158,12 +160,23 @@ class Norms(Graph):
         if (axis := _row_axis(rest, x)) is not None:
             return Norm(var, x, axis, epsilon, [], groups=1, by_row=True)
         if len(rest) == 1:
+            if self._is_of_filters(x, rest, mean, variance):
+                return Norm(var, x, 2, epsilon, [], groups=1, by_row=True, of_filters=True)
             return Norm(var, x, rest[0], epsilon, [], mean, variance)
         # Of each channel of an image; over one axis it may be a layer's of rows.
         channels = (sizes_of(x.ty) or [0] * x.ty.ndim)[rest[1]] if len(rest) == 2 else 0
         if rest[0] != 0 or x.ty.ndim < 4 or not (isinstance(channels, int) and channels):
             return None
         return Norm(var, x, rest[1], epsilon, [], groups=channels)
+
+    def _is_of_filters(self, x: Expr, rest: list[int], *statistics: relax.Var) -> bool:
+        """Whether it standardizes a weight's filters, as a batch of one image whose channels they
+        are: each is a row then, whose statistics nothing else uses."""
+        sizes = sizes_of(x.ty) or []
+        known = len(sizes) == 3 and all(isinstance(n, int) for n in sizes)
+        if not known or sizes[0] != 1 or rest != [1] or not 1 < sizes[2] <= LONGEST_ROW:
+            return False
+        return all(len(self.only_users(var) or ()) == 1 for var in statistics)
 
     def _in_groups(self, var: relax.Var) -> Norm | None:
         """The normalization of rows of an image's channels, of which `var` is the image again."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks import gpu_models, gpu_sides, runner
 from benchmarks.gpu_sides import Row
-from benchmarks.gpu_split import split
+from benchmarks.gpu_split import Kernel, owners, split, times
 from benchmarks.gpu_steps import (
     BENCHMARK,
     Processes,
@@ -201,17 +201,55 @@ def test_pytorch_compiles_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> No
     assert not disagreements([{"model": "tiny", "dtype": "f32", "sides": sides}], 1e-5)
 
 
-def test_the_calls_of_a_step_are_split() -> None:
+def test_the_kernels_of_a_step_are_split() -> None:
     p = "fprop n=2 c=8 h=4 w=4 k=8 r=1 s=1 stride=1,1 pad=0,0,0,0 dil=1,1 groups=1"
     problem = ConvProblem.parse(f"{p} layout=NHWC/OHWI/NHWC dtype=f16/f16/f16").repro()
     plan = f"cudnn=9 gpu=one | {problem} epilogue=0 options=1 limit=1 align=16\t1:\t0\t0.25"
-    calls = [("relay_wgrad_cudnn_fprop", 1.0), ("relay_wgrad_norm_0", 2.0), ("add_3", 0.5)]
-    found = split([*calls, *calls], {"relay_wgrad_cudnn_fprop": problem}, [plan, "odd\tline"])
-    assert found["kinds"] == {"fprop": 2.0, "norms": 4.0, "rest": 1.0}
-    assert found["rest"] == {"add": 1.0}
+    kernels = [
+        Kernel("relay_wgrad_cudnn_fprop", 0, "sm90_gemm", 0.75),
+        Kernel("relay_wgrad_cudnn_fprop", 0, "sums_of_parts", 0.25),
+        Kernel("relay_wgrad_norm_0", 1, "void (anonymous namespace)::moments<__half, 8>(int)", 2.0),
+        Kernel("relay_wgrad_cudnn_fprop", 2, "sm90_gemm", 1.0),
+        Kernel("add_3", 3, "add_3_kernel", 0.5),
+    ]
+    found = split(kernels, 0.125, {"relay_wgrad_cudnn_fprop": problem}, [plan, "odd\tline"])
+    assert found["kinds"] == {"fprop": 2.0, "norms": 2.0, "rest": 0.5}
+    assert (found["ms"], found["idle_ms"], found["kernels"]) == (4.5, 0.125, 5)
+    assert found["rest"] == {"add": 0.5}
+    assert found["norms"] == {"moments": 2.0}
     (row,) = found["convolutions"]
     assert (row["calls"], row["ms"], row["alone_ms"]) == (2, 2.0, 0.25)
     assert row["tb_s"] == pytest.approx(ConvProblem.parse(problem).bytes / 1e9)
+
+
+def _event(category: str, name: str, begin: float, length: float, number: int = 0) -> Any:
+    return {"cat": category, "name": name, "ts": begin, "dur": length,
+            "args": {"correlation": number}}  # fmt: skip
+
+
+def test_kernels_belong_to_the_calls_that_started_them() -> None:
+    """By the host's start of each; of the graph's by their places, or by their names."""
+    called = [
+        _event("user_annotation", "call of conv", 0, 10), _event("cuda_runtime", "launch", 1, 1, 7),
+        _event("cuda_driver", "launch", 5, 1, 8), _event("user_annotation", "call of add", 20, 5),
+        _event("cuda_runtime", "launch", 21, 1, 9), _event("cpu_op", "other", 0, 50),
+        _event("kernel", "k", 130, 9, 9), _event("kernel", "k", 100, 9, 7),
+        _event("gpu_memset", "Memset", 115, 9, 8), _event("kernel", "before", 90, 1, 3),
+    ]  # fmt: skip
+    known = owners(called)
+    assert known == [("before", -1, "before"), ("conv", 0, "k"), ("conv", 0, "Memset"),
+                     ("add", 1, "k")]  # fmt: skip
+    replayed = [
+        _event("kernel", "before", 0, 1000), _event("kernel", "k", 1000, 2000),
+        _event("gpu_memset", "Memset", 2000, 2000), _event("kernel", "k", 5000, 500),
+    ]  # fmt: skip
+    found, idle = times(known, replayed)
+    assert [(k.function, k.call, k.ms) for k in found] == [
+        ("before", -1, 1.0), ("conv", 0, 2.0), ("conv", 0, 1.0), ("add", 1, 0.5)
+    ]  # fmt: skip
+    assert idle == 1.0  # and all of it are the step's 5.5 ms
+    others, _ = times(known, [_event("kernel", "new", 0, 5), *replayed])
+    assert [k.function for k in others] == ["new", "before", "add", "conv", "add"]
 
 
 @pytest.mark.longer_cases("densenet121")

@@ -3,11 +3,11 @@
     compute-sanitizer --tool memcheck --error-exitcode 1 python3 -m tests.gpu.memcheck
     compute-sanitizer --tool racecheck --error-exitcode 1 python3 -m tests.gpu.memcheck ordered
 
-Parts may be named: of PARTS, or `own`, which is all but cudnn, or `ordered`; what needs nvcc or
-headers that are not there is left out, and said so.  Each result is compared with PyTorch's,
-NumPy's or TVM's on the CPU.  Problems of the libraries run twice, in the heuristic's choice and
-under the workspace's poison.  cuDNN's own kernels are checked along with what is handed to them;
-racecheck could only tell about those what nobody here can mend.
+Parts may be named: of PARTS, or `own`, which is all but `cudnn` and `scaled`, or `ordered`; what
+needs nvcc or headers that are not there is left out, and said so.  Each result is compared with
+PyTorch's, NumPy's or TVM's on the CPU.  Problems of the libraries run twice, in the heuristic's
+choice and under the workspace's poison.  cuDNN's own kernels are checked along with what is handed
+to them; racecheck could only tell about those what nobody here can mend.
 
 What racecheck does not follow: bulk copies (TMA) and the barriers that wait for them, so that of
 CUTLASS's kernels for Hopper it sees the rest alone; and gates, at which a lane arrives for its warp
@@ -34,6 +34,7 @@ from tvm import relax
 import byoc_cudnn
 import relay_wgrad
 from byoc_cudnn.backends.cuda_direct.model import ranked
+from byoc_cudnn.backends.cudnn.check import SCALED_HALF
 from byoc_cudnn.backends.cutlass import check as cutlass
 from byoc_cudnn.backends.cutlass import objects as cutlass_objects
 from byoc_cudnn.building.toolchain import find
@@ -64,6 +65,7 @@ from tests.support.gpu.cudnn_runner import (
 from tests.support.gpu.runner import choose_compiler
 from tests.support.gpu.updates_runner import wrong_updates
 from tests.support.problems import random_operands, relative_error, torch_reference
+from tests.support.scaled_half import CORNERS
 from tests.support.torch import volume_steps
 
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
@@ -199,6 +201,20 @@ def cudnn(folder: Path) -> list[str]:
     return _wrong_convolutions(regions, load(regions, folder))
 
 
+def scaled(folder: Path) -> list[str]:
+    """Passes around weight gradients by scaled float16, wherever they may be."""
+    regions = regions_of([ConvProblem.parse(line) for line in CORNERS], deterministic=True)
+    before = os.environ.get(SCALED_HALF)
+    os.environ[SCALED_HALF] = "always"  # which the first call reads
+    try:
+        return _wrong_convolutions(regions, load(regions, folder))
+    finally:
+        if before is None:
+            del os.environ[SCALED_HALF]
+        else:
+            os.environ[SCALED_HALF] = before
+
+
 def cutlass_kernels(folder: Path) -> list[str]:
     problems = [ConvProblem.parse(line.format(kind.value)) for line in LINES for kind in ConvKind]
     problems = [replace(p, **NHWC, groups=1) for p in problems]
@@ -295,14 +311,16 @@ PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't
     "elements": (elements, lambda: None),
     "casts": (casts, _no_nvcc),
     "cudnn": (cudnn, lambda: None),
+    "scaled": (scaled, lambda: None),
     "cutlass": (cutlass_kernels, _no_cutlass),
     "hopper": (hopper, _no_hopper),
     "direct": (direct, _no_nvcc),
     "gated": (gated, _no_nvcc),
 }
+_OTHERS = ("cudnn", "scaled")  # with kernels that are not ours
 GROUPS = {
-    "own": [name for name in PARTS if name != "cudnn"],
-    "ordered": [name for name in PARTS if name not in ("cudnn", "gated")],
+    "own": [name for name in PARTS if name not in _OTHERS],
+    "ordered": [name for name in PARTS if name not in (*_OTHERS, "gated")],
 }
 
 

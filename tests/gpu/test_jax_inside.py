@@ -157,6 +157,38 @@ def test_steps_within_one_program() -> None:
         compared(got, exact(plain, *given), 1e-4)
 
 
+def test_a_choice_by_rule_and_by_times() -> None:
+    """Dilated lines in depth: fprops and dgrads by times, that those of the first dilation have
+    for both where they are clear; wgrads untimed."""
+    rj.set_measured("cuda")
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.standard_normal(s), "float32") for s in ((4, 64, 700), (64, 1, 3)))
+
+    def both(conv: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x: Any, w: Any) -> Any:
+            for step in (2, 4):
+                x = conv(
+                    x, w, (1,), "SAME", rhs_dilation=(step,), feature_group_count=64,
+                    precision="highest",
+                )  # fmt: skip
+            return jnp.sin(x).sum()
+
+        return jax.value_and_grad(run, (0, 1))
+
+    with rj.recorded() as records:
+        got = jax.jit(both(rj.conv_general_dilated))(x, w)
+    compared(got, exact(both(lax.conv_general_dilated), x, w), 1e-4)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for record in records:  # of a derivative, where it has times or is `lax`'s
+        assert record.ours_ms is not None
+        assert record.lax_ms is not None
+        times = (record.ours_ms, record.lax_ms)
+        found.setdefault(record.problem.partition(" ")[0], []).append(times)
+    assert {kind: len(each) for kind, each in found.items()} == {"fprop": 2, "dgrad": 2}
+    for one, two in found.values():
+        assert (one == two) is (max(one) > 1.5 * min(one))
+
+
 @pytest.mark.longer("two hundred problems are tuned")
 def test_random_ones() -> None:
     found = Counter[str]()

@@ -23,21 +23,12 @@ from tests.support.gpu.cudnn_runner import (
     to_numpy,
 )
 from tests.support.problems import random_operands, random_problem, relative_error, torch_reference
-from tests.support.scaled_half import cases, errors, expect_specials, specials
+from tests.support.scaled_half import CORNERS, cases, errors, expect_specials, specials
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered", "poisoned_workspaces")]
 
 SEED = 41
 SCALED = "as scaled f16"  # in a plan's line
-CORNERS = (
-    "n=2 c=32 d=8 h=10 w=12 k=64 t=3 r=3 s=3 pad=1,1,1,1,1,1",
-    "n=1 c=64 d=9 h=9 w=9 k=32 t=3 r=3 s=3 stride=2,2,2 pad=1,1,1,1,1,1",
-    "n=2 c=16 d=6 h=7 w=8 k=32 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=2",
-    "n=2 c=24 d=8 h=6 w=6 k=40 t=2 r=2 s=2 stride=2,2,2",
-    "n=1 c=8 d=1 h=1 w=1 k=8 t=1 r=1 s=1",
-    "n=1 c=320 d=4 h=4 w=4 k=320 t=3 r=3 s=3 pad=1,1,1,1,1,1",
-    "n=1 c=2056 d=1 h=3 w=3 k=8 t=1 r=1 s=1",
-)
 
 
 def problems(count: int) -> list[ConvProblem]:
@@ -55,8 +46,7 @@ def problems(count: int) -> list[ConvProblem]:
                 .replace(f" k={p.k} ", f" k={p.k * 8} ")
             )
             found.append(ConvProblem.parse(line))
-    layout = "/".join(VOLUME_LAYOUTS[1])
-    return found + [ConvProblem.parse(f"wgrad {line} layout={layout}") for line in CORNERS]
+    return found + [ConvProblem.parse(line) for line in CORNERS]
 
 
 def line_of(rows: int, c: int, k: int) -> ConvProblem:

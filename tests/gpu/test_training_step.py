@@ -169,6 +169,32 @@ def test_gradients_are_ready_when_autograd_says(step: Any) -> None:
     assert distance(ours.parameters(), twin.parameters()) < 1e-3
 
 
+def test_what_a_graph_does_itself(step: Any) -> None:
+    """Statistics and counters are written once a pass, of which autograd knows, and gradients are
+    nobody else's memory, however small."""
+    ours, twin = step
+    norm, held = ours.norm, []
+    for i in range(24):
+        x, labels = data(i)
+        before = norm.running_mean._version, norm.num_batches_tracked._version
+        for model in (ours, twin):
+            model.zero_grad()
+            fn.cross_entropy(model(x), labels).backward()
+        assert norm.running_mean._version > before[0]
+        assert norm.num_batches_tracked._version > before[1]
+        assert int(norm.num_batches_tracked) == i + 1
+        held.append([(p.grad, p.grad.clone()) for p in ours.parameters()])
+        if i == 10:  # buffers elsewhere
+            assert ours.captured
+            norm.running_mean.data = norm.running_mean.clone()
+            norm.num_batches_tracked.data = norm.num_batches_tracked.clone()
+    assert ours.captured
+    assert not [note for note in ours.notes if "apart" in note]
+    for name in ("running_mean", "running_var"):
+        assert torch.allclose(getattr(norm, name), getattr(twin.norm, name), rtol=1e-3, atol=1e-5)
+    assert all(torch.equal(now, then) for pairs in held for now, then in pairs)
+
+
 def test_memory_stays(step: Any) -> None:
     """What a pass keeps goes when its backward pass is over, though the loss stays."""
     ours, _ = step

@@ -49,6 +49,7 @@ _NORM = (
     "running_var", "mask", "out", "dresidual", "first", "second", "new_mean", "new_var",
     "new_mask", "workspace",
 )  # fmt: skip
+_GATED = ("gate", "lift", "sums", "squeezed", "new_sums")  # around a gate
 _OTHER = (
     "x", "gamma", "beta", "mean", "rstd", "running_mean", "running_var", "out", "first", "second",
     "new_mean", "new_var",
@@ -60,6 +61,13 @@ _RESULTS = {
         "new_running_var": "new_var", "mask": "new_mask", "index": "new_mask",
     },
     "backward": {"dx": "out", "dgamma": "first", "dbeta": "second", "index": "mask"},
+    "squeeze": {
+        "mean": "first", "rstd": "second", "new_running_mean": "new_mean",
+        "new_running_var": "new_var",
+    },
+    "excite": {"y": "out"},
+    "gate_sums": {"dgate": "squeezed", "sums": "new_sums"},
+    "gate_backward": {"dx": "out", "dgamma": "first", "dbeta": "second"},
 }  # fmt: skip
 
 
@@ -79,6 +87,7 @@ class _Call(ctypes.Structure):
         ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int), ("together", ctypes.c_int),
         *((n, ctypes.c_void_p) for n in _NORM), ("workspace_bytes", ctypes.c_int64),
         *((f"other_{n}", ctypes.c_void_p) for n in _OTHER), ("windows", _Windows),
+        *((n, ctypes.c_void_p) for n in _GATED), ("fold", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -169,14 +178,14 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
     library = _library(folder, kernel_of(call))
     x = given["x"]
     workspace = np.full(1 << 18, 255, np.uint8)
-    names = {**dict.fromkeys(_NORM), "workspace": workspace}
+    names = {**dict.fromkeys((*_NORM, *_GATED)), "workspace": workspace}
     other: dict[str, Any] = dict.fromkeys(_OTHER)
     results = _RESULTS[call.direction]
     for name in (*call.operands, *call.results):
         side, plain = (other, name[:-1]) if name.endswith("2") and name != "dy2" else (names, name)
         is_result = name in call.results or plain == "index"
         side[results.get(plain, plain) if is_result else plain] = given[name]
-    images, channels = x.shape[0] if call.grouped else 1, x.shape[-1]
+    images, channels = x.shape[0] if call.grouped or call.gated else 1, x.shape[-1]
     groups = given["mean"].shape[1] if call.grouped else channels
     packed = _Call(
         images, x.size // channels // images, channels, groups, call.epsilon, call.momentum,
@@ -184,6 +193,8 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
         together, *(names[n] if names[n] is None else names[n].ctypes.data for n in _NORM),
         workspace.nbytes, *(other[n] if other[n] is None else other[n].ctypes.data for n in _OTHER),
     )  # fmt: skip
+    for name in _GATED:
+        setattr(packed, name, None if names[name] is None else names[name].ctypes.data)
     if call.pooled:
         windows = given["y" if call.forward else "dy"].shape
         packed.windows = _Windows(*x.shape, windows[1], windows[2], *call.pooled[4:6])

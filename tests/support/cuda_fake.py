@@ -36,6 +36,9 @@ DOES(cudaMallocHost, (void **made, size n), *made = calloc(1, n + 1))
 DOES(cudaHostAlloc, (void **made, size n, unsigned flags), *made = calloc(1, n + 1))
 DOES(cudaFree, (void *given), free(given))
 DOES(cudaFreeHost, (void *given), free(given))
+DOES(cudaHostRegister, (void *given, size n, unsigned flags), )
+DOES(cudaHostUnregister, (void *given), )
+DOES(cudaPointerGetAttributes, (int *found, void *given), *found = 0)
 DOES(cudaMemcpyAsync, (void *to, const void *from, size n, int kind, void *stream),
      memcpy(to, from, n))
 DOES(cudaMemcpyPeerAsync, (void *to, int at, const void *from, int of, size n, void *stream),

@@ -26,13 +26,42 @@ _SOURCE = r"""
 static long moment = 0;
 int cudaSetDevice(int device) { return device == 0 ? 0 : 101; }
 int cudaDeviceSynchronize(void) { return 0; }
+static struct { char *from; size_t size; } pinned[1024];
+static int pin(void *from, size_t size) {
+  for (int i = 0; i < 1024; ++i) {
+    if (pinned[i].from) continue;
+    pinned[i].from = from;
+    pinned[i].size = size;
+    return 0;
+  }
+  return 2;
+}
+static int unpin(void *from) {
+  for (int i = 0; i < 1024; ++i) {
+    if (pinned[i].from != from) continue;
+    pinned[i].from = 0;
+    return 0;
+  }
+  return 1;
+}
 int cudaHostAlloc(void **made, size_t size, unsigned flags) {
   if (size > (1ul << 32)) return 2;
   *made = malloc(size);
   memset(*made, 0xff, size);
+  return pin(*made, size);
+}
+int cudaFreeHost(void *given) { unpin(given); free(given); return 0; }
+int cudaHostRegister(void *given, size_t size, unsigned flags) { return pin(given, size); }
+int cudaHostUnregister(void *given) { return unpin(given); }
+int cudaPointerGetAttributes(int *found, char *given) {
+  *found = 0;
+  for (int i = 0; i < 1024; ++i) {
+    char *from = pinned[i].from;
+    if (from && from <= given && given < from + pinned[i].size) *found = 1;
+  }
   return 0;
 }
-int cudaFreeHost(void *given) { free(given); return 0; }
+int cudaGetLastError(void) { return 0; }
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
   memcpy(to, from, size);
   return 0;

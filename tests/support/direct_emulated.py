@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from byoc_cudnn.backends.cuda_direct.family import of_planes
 from byoc_cudnn.backends.cuda_direct.kernels import Kernel, source_of
 from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.building.toolchain import find
@@ -26,8 +27,8 @@ class _Call(ctypes.Structure):
     """`RelayWgradDirectCall` of direct_problem.h."""
 
     _fields_ = (
-        *((n, ctypes.c_int) for n in ("n", "h", "w", "c", "k", "r", "s", "p", "q", "groups")),
-        *((n, ctypes.c_int) for n in ("top", "left")),
+        *((n, ctypes.c_int) for n in ("n", "d", "h", "w", "c", "k", "t", "r", "s", "z", "p", "q")),
+        *((n, ctypes.c_int) for n in ("groups", "front", "top", "left")),
         ("stride", ctypes.c_int * 2), ("dilation", ctypes.c_int * 2), ("nchw", ctypes.c_bool),
         *((n, ctypes.c_void_p) for n in ("first", "second", "source", "result", "workspace")),
         ("wanted", ctypes.POINTER(ctypes.c_int64)),
@@ -143,10 +144,13 @@ def share(
 
 def _call(p: ConvProblem, given: Sequence[np.ndarray | None], wanted: ctypes.c_int64) -> _Call:
     """Of two operands, an epilogue's, and the result; a workspace is asked for."""
+    p = of_planes(p)
+    d, t, z, front = (p.d, p.t, p.z, p.padding[0]) if p.rank == 3 else (1, 1, 1, 0)
+    deep = p.rank - 2
     return _Call(
-        *(p.n, p.h, p.w, p.c, p.k, p.r, p.s, p.p, p.q, p.groups), *p.padding[:2], p.strides,
-        p.dilation, p.data_layout == "NCHW", *(x if x is None else x.ctypes.data for x in given),
-        None, ctypes.pointer(wanted),
+        *(p.n, d, p.h, p.w, p.c, p.k, t, p.r, p.s, z, p.p, p.q, p.groups), front,
+        *p.padding[deep : deep + 2], p.strides[-2:], p.dilation[-2:], p.data_layout == "NCHW",
+        *(x if x is None else x.ctypes.data for x in given), None, ctypes.pointer(wanted),
     )  # fmt: skip
 
 

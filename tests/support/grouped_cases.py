@@ -8,7 +8,7 @@ from byoc_cudnn.backends.cuda_direct.check import EPILOGUES
 from byoc_cudnn.backends.cuda_direct.families import FAMILIES
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-FAMILY_NAMES = ("grouped", "few", "depthwise_bands", "first", "depthwise_shares")
+FAMILY_NAMES = ("grouped", "few", "depthwise_bands", "first", "depthwise_shares", "planes")
 KINDS_OF = {name: tuple(ConvKind) for name in FAMILY_NAMES}
 KINDS_OF["first"] = (ConvKind.FPROP, ConvKind.WGRAD)  # of an image there is no gradient
 FAMILY_KINDS = tuple((family, kind) for family in FAMILY_NAMES for kind in KINDS_OF[family])
@@ -38,9 +38,10 @@ def drawn(
     """A problem of a kind that a family takes, and an epilogue's name.
 
     Sizes that no tile divides, one pixel, groups of 2 to 64 channels, any padding, strides to 5,
-    dilation, kernels to 7 taps along an axis, of first layers to 16 and strides to 16; float32
-    results of weights' gradients.
+    dilation, kernels to 7 taps along an axis, of first layers to 16 and strides to 16; volumes of
+    first layers, and all of planes; float32 results of weights' gradients.
     """
+    most_flop = (1e6 if small else 1e9) * (100 if family == "planes" else 1)
     while True:
         r, s = (int(x) for x in rng.choice([1, 2, 3, 3, 3, 5, 7], 2))
         stride, dilation = int(rng.choice([1, 1, 2, 3, 4, 5])), int(rng.choice([1, 1, 1, 2, 3]))
@@ -63,6 +64,9 @@ def drawn(
                 int(rng.choice([1, 2, 3, 4, stride] if small else [1, 2, 4, 9, 16])),
                 1,
             )
+        elif family == "planes":
+            groups, r, s, stride, dilation = 1, 3, 3, 1, 1
+            cg, kg = (32 * int(x) for x in rng.choice([1, 1, 2] if small else [1, 1, 2, 3], 2))
         else:
             groups, kg = 1, int(rng.integers(1, 9))
             cg = 8 * int(rng.integers(1, 9 if small else 49))
@@ -74,15 +78,29 @@ def drawn(
             max(1, x + 1 - pad[i] - pad[i + 2]) + int(rng.integers(0, 10 if small else 40))
             for i, x in enumerate(reach)
         ]
+        size = {"n": int(rng.integers(1, most)), "c": cg * groups, "k": kg * groups}
+        size |= {"h": side[0], "w": side[1], "r": r, "s": s}
+        axes, layout = 2, "NHWC/OHWI/NHWC"
+        if family == "planes" or (family == "first" and rng.random() < 0.4):
+            axes, layout, t = 3, "NDHWC/ODHWI/NDHWC", int(rng.choice([2, 3, 3, 4]))
+            if family == "planes":
+                t, pad = 3, [int(x) for x in rng.integers(0, 3, 4)]
+                made = 4 * int(rng.integers(1, 5)), 16 * int(rng.integers(1, 4))
+                odd = 0 if kind is ConvKind.WGRAD else int(rng.integers(0, 4))
+                size["h"] = made[0] + 2 - pad[0] - pad[2] + odd
+                size["w"] = made[1] + 2 - pad[1] - pad[3] + odd
+            ends = [int(rng.integers(0, t)) for _ in range(2)]
+            size |= {"d": max(1, t - sum(ends)) + int(rng.integers(0, 5)), "t": t}
+            pad = [ends[0], *pad[:2], ends[1], *pad[2:]]
         dtypes = [str(rng.choice(["f16", "bf16"]))] * 3
         if kind is ConvKind.WGRAD and rng.random() < 0.3:
             dtypes[1] = "f32"
         p = ConvProblem.parse(
-            f"{kind.value} n={int(rng.integers(1, most))} c={cg * groups} h={side[0]}"
-            f" w={side[1]} k={kg * groups} r={r} s={s} stride={stride},{stride}"
-            f" pad={','.join(map(str, pad))} dil={dilation},{dilation} groups={groups}"
-            f" layout=NHWC/OHWI/NHWC dtype={'/'.join(dtypes)}"
+            f"{kind.value} {' '.join(f'{x}={size[x]}' for x in 'ncdhwktrs' if x in size)}"
+            f" stride={','.join([str(stride)] * axes)} pad={','.join(map(str, pad))}"
+            f" dil={','.join([str(dilation)] * axes)} groups={groups}"
+            f" layout={layout} dtype={'/'.join(dtypes)}"
         )
         name = str(rng.choice(EPILOGUES[kind]))
-        if FAMILIES[family].accepts(p, name) and p.flop < (1e6 if small else 1e9):
+        if FAMILIES[family].accepts(p, name) and p.flop < most_flop:
             return p, name

@@ -39,7 +39,8 @@ def packed(call: NormCall) -> Callable[..., None]:
         count = len(call.operands)
         assert len(tensors) == count + len(call.results), (call, len(tensors))
         given = dict(zip(call.operands, (torch.tensor(t.numpy()) for t in tensors), strict=False))
-        made = _forward(call, given) if call.forward else _backward(call, given)
+        compute = _gated if call.gated else _forward if call.forward else _backward
+        made = compute(call, given)
         for name, out in zip(call.results, tensors[count:], strict=True):
             value = made[name].numpy().astype(out.dtype).reshape(out.shape)
             tvm.runtime.tensor(np.ascontiguousarray(value)).copyto(out)
@@ -124,3 +125,31 @@ def _backward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
         inner = g - g.mean(axes) - xhat * (g * xhat).mean(axes)
         made[f"dx{end}"] = inner * v[f"gamma{end}"] * v[f"rstd{end}"]
     return made
+
+
+def _gated(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
+    """Around a gate; sums of images as `norm_gated.h` has them."""
+    if call.direction == "squeeze":
+        made = _forward(call, v)
+        return made | {"squeezed": made["y"].flatten(1, -2).mean(1)}
+    z = (v["x"] - v["mean"]) * v["rstd"] * v["gamma"] + v["beta"]
+    leaf = z.clone().requires_grad_()
+    made_v = _ACT[call.activation](leaf)
+    (p,) = torch.autograd.grad(made_v.sum(), leaf)
+    made_v = made_v.detach()
+    if call.direction == "excite":
+        y = made_v * v["gate"] + v.get("residual", 0)
+        return {"y": torch.relu(y) if call.last else y}
+    over, apart = list(range(1, z.ndim - 1)), v["x"] - v["mean"]
+    if call.direction == "gate_sums":
+        dp = v["dy"] * p
+        sums = [one.sum(over) for one in (dp, dp * apart, p, p * apart)]
+        return {"dgate": (v["dy"] * made_v).sum(over), "sums": torch.stack(sums)}
+    gate, lift = (v[n].flatten(1) for n in ("gate", "lift"))
+    dbeta, dgamma = (
+        (gate * v["sums"][i] + lift * v["sums"][i + 2]).sum(0) * f
+        for i, f in ((0, 1), (1, v["rstd"]))
+    )
+    xhat, m = apart * v["rstd"], z.numel() // z.shape[-1]
+    inner = (v["dy"] * v["gate"] + v["lift"]) * p - dbeta / m - xhat * dgamma / m
+    return {"dx": v["gamma"] * v["rstd"] * inner, "dgamma": dgamma, "dbeta": dbeta}

@@ -88,8 +88,8 @@ def _slower(line: str) -> str:
 
 
 PROBES = [
-    (OPERATORS, "CUTLASS and `cuda_direct` refuse them", "the kernels here are of two",
-     lambda: reasons(partial(partition, backends=("cuda_direct",)), relax_conv("float16", 3))),
+    (OPERATORS, "CUTLASS refuses them", "the kernels here are of two",
+     lambda: reasons(partial(partition, backends=("cutlass",)), relax_conv("float16", 3))),
     (CUTLASS, "Depthwise and others are refused", "a kernel for each group pays for", _depthwise),
     (BYOC, "`strict=True` raises a ValueError that lists the convolutions that stay, with reasons",
      "float64", lambda: partition_for_cudnn(relax_conv("float64"), strict=True)),

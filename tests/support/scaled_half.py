@@ -16,6 +16,19 @@ from tests.support.cuda_emulated import emulated, includes
 Array = np.ndarray[Any, Any]
 BOUNDS = (7, 8)  # of the data's and the gradient's norms, `kDataBound` and `kGradBound`
 
+CORNERS = tuple(
+    f"wgrad {line} layout=NDHWC/ODHWI/NDHWC"
+    for line in (
+        "n=2 c=32 d=8 h=10 w=12 k=64 t=3 r=3 s=3 pad=1,1,1,1,1,1",
+        "n=1 c=64 d=9 h=9 w=9 k=32 t=3 r=3 s=3 stride=2,2,2 pad=1,1,1,1,1,1",
+        "n=2 c=16 d=6 h=7 w=8 k=32 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=2",
+        "n=2 c=24 d=8 h=6 w=6 k=40 t=2 r=2 s=2 stride=2,2,2",
+        "n=1 c=8 d=1 h=1 w=1 k=8 t=1 r=1 s=1",
+        "n=1 c=320 d=4 h=4 w=4 k=320 t=3 r=3 s=3 pad=1,1,1,1,1,1",
+        "n=1 c=2056 d=1 h=3 w=3 k=8 t=1 r=1 s=1",
+    )
+)
+
 
 def cases(rng: np.random.Generator, rows: int, c: int, k: int) -> dict[str, tuple[Array, Array]]:
     """Data of `rows` pixels and c channels and gradients of k, by what is hard of them."""

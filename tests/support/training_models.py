@@ -9,8 +9,9 @@ import onnx
 import torch
 import torch.nn.functional as fn
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
-from relay_wgrad.frontend import TrainingGraph
+from relay_wgrad.frontend import TrainingGraph, from_onnx, from_torch
 from relay_wgrad.frontend.onnx.model_source import load
 
 
@@ -67,6 +68,44 @@ def residual_net(
     )
     # Opset 9: Dropout's ratio is an attribute there.
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)])
+
+
+def inverted_net() -> nn.Sequential:
+    """Depthwise convolutions, ReLU6, SiLU, a layer of sizes that are no multiples of 8."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6(),
+        nn.Conv2d(32, 32, 3, padding=1, groups=32, bias=False), nn.BatchNorm2d(32), nn.SiLU(),
+        nn.Conv2d(32, 50, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(50, 11),
+    )  # fmt: skip
+
+
+class AttentionNet(nn.Module):
+    """A block of a transformer: layers on tokens, and a product for each image and head."""
+
+    shape = (49, 64)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.q, self.k, self.v, self.out = (nn.Linear(64, 64) for _ in range(4))
+        self.up, self.down, self.last = nn.Linear(64, 256), nn.Linear(256, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Any) -> Any:
+        """(N, 10) of tokens (N, 49, 64)."""
+        y, heads = self.norm(x), (x.shape[0], 49, 4, 16)
+        q, k, v = (f(y).reshape(heads).transpose(1, 2) for f in (self.q, self.k, self.v))
+        weights = torch.softmax(q @ k.transpose(2, 3) * 0.25, -1)
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(x.shape))
+        x = x + self.down(fn.gelu(self.up(x)))
+        return self.last(x.mean(1))
+
+
+def graph(model: Any, batch: int) -> TrainingGraph:
+    """The training graph of an ONNX model or a bundled one's name, or of a module of this file."""
+    if not isinstance(model, nn.Module):
+        return from_onnx(model, batch=batch)
+    return from_torch(model, (torch.zeros(batch, *getattr(model, "shape", (3, 32, 32))),))
 
 
 def torch_run(

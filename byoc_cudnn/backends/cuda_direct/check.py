@@ -10,13 +10,16 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from ...fused import MASKS
-from ..rules import known_channels, not_empty, one_dtype, two_dimensions
+from ..rules import known_channels, not_empty, one_dtype
 from .families import FAMILIES
+from .family import of_planes
 
 NAME = "cuda_direct"
 CODEGEN = "relay_wgrad_cuda_direct"
 
-LAYOUTS = (("NHWC", "OHWI", "NHWC"), ("NCHW", "OIHW", "NCHW"))
+LAYOUTS = (
+    ("NHWC", "OHWI", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NDHWC", "ODHWI", "NDHWC"),
+)  # fmt: skip
 """(data, weight, grad): one memory order for all three."""
 
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
@@ -81,14 +84,18 @@ def check(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
 
     oldest : the oldest GPU that must run the code.
     """
-    for rule in (two_dimensions, _layouts, _dtypes, known_channels, not_empty):
+    for rule in (_layouts, _dtypes, known_channels, not_empty):
         decision = rule(problem)
         if not decision:
             return decision
     if epilogue not in EPILOGUES[problem.kind]:
         return no(f"no epilogue {epilogue!r} for {problem.kind.value}")
-    reasons = []
+    reasons, problem = [], of_planes(problem)
     for family in FAMILIES.values():
+        if problem.rank not in family.ranks:
+            if problem.rank == 3:
+                reasons.append(f"three dimensions: kernels of {family.name} are of two")
+            continue
         decision = family.accepts(problem, epilogue)
         if decision and family.oldest <= oldest:
             return YES

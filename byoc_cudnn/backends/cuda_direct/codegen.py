@@ -71,6 +71,7 @@ def _row(region: Region, options: Options, arch: int) -> tuple[str, Kernel]:
     values = [
         f"Kind::{KINDS[p.kind]}",
         str(p.groups),
+        str(p.rank),
         *window(p),
         *(f"Element::{DTYPES[d]}" for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
         str(p.data_layout == "NCHW").lower(),

@@ -1,6 +1,14 @@
 """The one table of kernel families; `family.py` says what a family is."""
 
-from . import depthwise, depthwise_bands, depthwise_shares, few_filters, first_layer, grouped
+from . import (
+    depthwise,
+    depthwise_bands,
+    depthwise_shares,
+    few_filters,
+    first_layer,
+    grouped,
+    planes,
+)
 from .family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -12,6 +20,7 @@ FAMILIES: dict[str, Family] = {
         grouped.FAMILY,
         few_filters.FAMILY,
         first_layer.FAMILY,
+        planes.FAMILY,
     )
 }
 """By name.  Of the kernels of all families that take a problem, the fastest expected is chosen."""

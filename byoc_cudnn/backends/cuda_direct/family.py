@@ -34,6 +34,7 @@ class Family:
     predict : microseconds that are expected of one on a GPU.
     alignment : bytes at which all tensors must lie, of the numbers and an element's size.
     oldest : the oldest GPU that runs its kernels, as nvcc numbers it.
+    ranks : of the images that it takes; planes of a volume are images where `of_planes` says so.
     """
 
     name: str
@@ -43,10 +44,26 @@ class Family:
     predict: Callable[[ConvProblem, Numbers, int], float]
     alignment: Callable[[ConvProblem, Numbers], int]
     oldest: int = 75
+    ranks: tuple[int, ...] = (2,)
 
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def of_planes(problem: ConvProblem) -> ConvProblem:
+    """The problem of a volume's planes as images, where no tap leaves its plane and planes follow
+    each other in memory; else the problem itself."""
+    p = problem
+    if p.rank == 2 or p.data_layout != "NDHWC":
+        return p
+    if (p.t, p.strides[0], p.padding[0], p.padding[3]) != (1, 1, 0, 0):
+        return p
+    return replace(
+        p, n=p.n * p.d, d=None, t=None, strides=p.strides[1:], dilation=p.dilation[1:],
+        padding=(*p.padding[1:3], *p.padding[4:]), data_layout="NHWC", kernel_layout="OHWI",
+        grad_layout="NHWC",
+    )  # fmt: skip
 
 
 ASSUMED = {"n": 32, "h": 56, "w": 56}  # where a size is not known
@@ -56,7 +73,7 @@ def sized(problem: ConvProblem) -> ConvProblem:
     """The problem with numbers for its symbolic sizes, of which one pixel at least comes out."""
     missing = {n: v for n, v in ASSUMED.items() if not isinstance(getattr(problem, n), int)}
     for name, taps, dilation in (
-        ("h", problem.r, problem.dilation[0]), ("w", problem.s, problem.dilation[1]),
+        ("h", problem.r, problem.dilation[-2]), ("w", problem.s, problem.dilation[-1]),
     ):  # fmt: skip
         if name in missing:
             missing[name] = max(missing[name], dilation * taps)

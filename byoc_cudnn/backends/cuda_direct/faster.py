@@ -16,7 +16,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 from ...decision import YES, Decision, no
 from . import check
 from .check import Options
-from .family import sized
+from .family import of_planes, sized
 from .first_layer import MOST_CHANNELS
 from .model import ranked
 
@@ -115,6 +115,8 @@ BFLOAT16: dict[Shape, Times] = {
     (_WGRAD, 48, 48, 3, 1): (16.08, 0.45, 0), (_FPROP, 56, 56, 3, 1): (12.46, 0.40, 0),
     (_DGRAD, 56, 56, 3, 1): (12.29, 0.47, 0), (_WGRAD, 56, 56, 3, 1): (13.24, 0.53, 0),
     (_FPROP, 56, 56, 3, 2): (9.87, 0.28, 0), (_DGRAD, 56, 56, 3, 2): (13.89, 0.28, 0),
+    (_FPROP, 0, 4, 1, 1): (2.88, 0.67, 71), (_FPROP, 0, 2, 1, 1): (4.09, 0.49, 284),
+    (_DGRAD, 0, 4, 1, 1): (2.67, 0.93, 71),
     (_WGRAD, 56, 56, 3, 2): (9.92, 0.51, 0), (_FPROP, 0, 4, 3, 1): (4.84, 0.60, 0),
     (_DGRAD, 0, 4, 3, 1): (4.06, 0.40, 0), (_WGRAD, 0, 4, 3, 1): (3.8, 0.49, 0),
     (_FPROP, 0, 3, 7, 1): (26.06, 1.28, 0), (_DGRAD, 0, 3, 7, 1): (16.04, 0.66, 0),
@@ -131,7 +133,25 @@ SLOWER: dict[Shape, tuple[int, int, float]] = {
 """Depthwise layers in float16 that were not faster, though others of their shape are: (kind,
 channels, side of the image, taps, stride) -> the batches from and to, our share of cuDNN's time."""
 
-TIMES: Mapping[str, Mapping[Shape, Times]] = {"float16": CUDNN, "bfloat16": BFLOAT16}
+VOLUMES: dict[str, dict[Shape, Times]] = {
+    "float16": {
+        (_FPROP, -1, 32, 3, 1): (3.91, 0.43, 68), (_WGRAD, -1, 32, 3, 1): (5.91, 0.30, 68),
+        (_FPROP, -1, 64, 3, 2): (4.02, 0.39, 75), (_WGRAD, -1, 64, 3, 2): (7.48, 0.24, 75),
+        (_FPROP, -4, 32, 3, 1): (4.66, 0.43, 301), (_WGRAD, -4, 32, 3, 1): (11.21, 0.23, 301),
+    },
+    "bfloat16": {
+        (_FPROP, -1, 32, 3, 1): (12.14, 0.14, 68), (_WGRAD, -1, 32, 3, 1): (13.68, 0.13, 68),
+        (_FPROP, -1, 64, 3, 2): (11.44, 0.14, 75), (_WGRAD, -1, 64, 3, 2): (17.28, 0.11, 75),
+        (_FPROP, -4, 32, 3, 1): (15.86, 0.13, 301), (_WGRAD, -4, 32, 3, 1): (11.26, 0.23, 301),
+    },
+}  # fmt: skip
+"""The same of volumes, whose taps and strides are the same along all axes; smaller ones were not
+measured.  Channels of one group are told."""
+
+TIMES: dict[int, Mapping[str, Mapping[Shape, Times]]] = {
+    2: {"float16": CUDNN, "bfloat16": BFLOAT16}, 3: VOLUMES,
+}  # fmt: skip
+"""By rank and dtype."""
 
 
 def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
@@ -143,8 +163,10 @@ def shape_of(problem: ConvProblem) -> Shape:
     """A row of `TIMES`, of a problem whose taps and strides are the same down and across."""
     p = problem
     channels = p.c // p.groups
-    if p.groups == 1:
-        channels = -p.c if p.c <= MOST_CHANNELS else 0
+    if p.groups == 1 and p.c <= MOST_CHANNELS:
+        channels = -p.c
+    elif p.groups == 1 and p.rank == 2:
+        channels = 0
     return (p.kind, channels, p.k // p.groups, p.r, p.strides[0])
 
 
@@ -161,15 +183,17 @@ def faster(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
     """Whether a problem that `check` takes is also known to be faster than by cuDNN."""
     if not (decision := check.check(problem, epilogue, oldest)):
         return decision
-    p, known = problem, shape_of(problem)
+    p = of_planes(problem)
+    known, shared = shape_of(p), TIMES[p.rank]
     dtypes = {p.dtype(role) for role in p.roles}
-    times = TIMES.get(p.data_dtype, {}) if len(dtypes) == 1 else {}
+    times = shared.get(p.data_dtype, {}) if len(dtypes) == 1 else {}
     if not times:
-        of = " and ".join(dtype for dtype, some in TIMES.items() if some)
+        of = " and ".join(dtype for dtype, some in shared.items() if some)
         return no(f"not known to be faster than cuDNN's: measured is {of}")
-    if known not in times or (p.s, p.strides[1]) != known[3:]:
+    taps = "x".join(map(str, p.taps))
+    if known not in times or set(p.taps) != {known[3]} or set(p.strides) != {known[4]}:
         return no(
-            f"not known to be faster than cuDNN's: {p.kind.value} of {p.r}x{p.s}, strides"
+            f"not known to be faster than cuDNN's: {p.kind.value} of {taps}, strides"
             f" {p.strides}, C={p.c} and K={p.k} of {p.groups} groups was not measured in"
             f" {p.data_dtype}"
         )

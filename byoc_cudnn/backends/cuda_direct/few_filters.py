@@ -15,6 +15,7 @@ from .family import Family, Numbers
 MOST, MOST_COLUMNS = 8, 160  # filters; filters times taps
 _LONGER = 1.4  # measured, of the count
 _GATHERED = {ConvKind.FPROP: 1.05, ConvKind.DGRAD: 0.3, ConvKind.WGRAD: 0.25}  # cycles, as measured
+_POINT = 1.3  # of memory's time, where each pixel is met once: not fitted yet
 _PRODUCTS = 2.0  # cycles of a multiprocessor for a product of 16 x 8 x 16
 
 
@@ -47,11 +48,20 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     if p.kind is ConvKind.FPROP:
         products += pixels / 128 * 16 * blocks * steps / device  # the filters, from the cache
     memory = p.bytes / launch_time.BANDWIDTH
+    if _is_point(p):
+        return tensor_cores.us(p, _POINT * memory)
     busy = products + gathered
     return tensor_cores.us(p, _LONGER * (max(busy, memory) + 0.4 * min(busy, memory)))
 
 
+def _is_point(problem: ConvProblem) -> bool:
+    """Whether a gradient is one of `templates/few_point.h`."""
+    p = problem
+    one = (p.r, p.s, p.strides, p.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
+    return p.kind is not ConvKind.FPROP and one and 2048 % p.c == 0
+
+
 FAMILY = Family(
-    "few", (*tensor_cores.TEMPLATES, "few_image.h", "few_weight.h"),
+    "few", (*tensor_cores.TEMPLATES, "few_point.h", "few_image.h", "few_weight.h"),
     _accepts, _candidates, _us, tensor_cores.alignment, tensor_cores.OLDEST,
 )  # fmt: skip

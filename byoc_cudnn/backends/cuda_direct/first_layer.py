@@ -52,6 +52,8 @@ class First:
     nt: int
     warps: int
     stages: int
+    taps: int = 1  # in depth
+    front: int = 0
 
     @property
     def phases(self) -> int:
@@ -66,7 +68,7 @@ class First:
     @property
     def blocks(self) -> int:
         """Of 16 terms."""
-        return ceil_div(self.r * self.pairs, 8)
+        return ceil_div(self.taps * self.r * self.pairs, 8)
 
     @property
     def columns(self) -> int:
@@ -77,7 +79,8 @@ class First:
         """Bytes of the image's rows."""
         margin = -self.left * self.c % 8
         elements = margin + (self.columns - 1) * self.stride * self.c + 2 * self.pairs
-        return ((self.rows - 1) * self.stride + self.r) * ceil_div(elements, 8) * 16
+        rows = self.taps * ((self.rows - 1) * self.stride + self.r)
+        return rows * ceil_div(elements, 8) * 16
 
     @property
     def groups(self) -> int:
@@ -125,11 +128,14 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
         return decision
     if p.k % 8:
         return no(f"K={p.k}: filters of first layers do not come by 8")
-    if p.dilation[0] > 1:
+    if max(p.dilation) > 1:
         return no(f"dilation={p.dilation}: first layers have none")
-    if max(p.r, p.s) > MOST_TAPS or p.strides[0] > MOST_STRIDE:
+    if p.rank == 3 and p.t == 1:
+        return no(f"one tap in depth, strides={p.strides}, padding={p.padding}: planes between")
+    if max(p.taps) > MOST_TAPS or p.strides[0] > MOST_STRIDE:
+        size = "x".join(map(str, p.taps))
         return no(
-            f"a kernel of {p.r}x{p.s}, strides={p.strides}: there are first layers of up to"
+            f"a kernel of {size}, strides={p.strides}: there are first layers of up to"
             f" {MOST_TAPS} taps along an axis and strides to {MOST_STRIDE}"
         )
     if max(p.padding) > 2 * MOST_TAPS:
@@ -138,7 +144,8 @@ def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     if next(shapes(known, min(tensor_cores.SHARED.values())), None):
         return YES
     return no(
-        f"{p.k} filters of {p.r}x{p.s}x{p.c}: more than shared memory and a block's sums hold"
+        f"{p.k} filters of {'x'.join(map(str, (*p.taps, p.c)))}: more than shared memory and a"
+        " block's sums hold"
     )
 
 
@@ -161,34 +168,50 @@ def _across(problem: ConvProblem, phases: int, most: int) -> int:
 
 def _tiles(problem: ConvProblem, rows: tuple[int, ...], most: int) -> Iterator[tuple[int, int]]:
     """Rows and units: an even number of both together."""
-    phases = problem.strides[0] * problem.c % 2 + 1
+    phases = problem.strides[-1] * problem.c % 2 + 1
     across = _across(problem, phases, most)
     for row in dict.fromkeys(min(r, problem.p) for r in rows):
         balanced = ceil_div(problem.p, ceil_div(problem.p, row))
         yield balanced + balanced * across % 2, across
 
 
+def _fixed(problem: ConvProblem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A kernel's constants that are the problem's, and those of its depth."""
+    p, deep = problem, problem.rank - 2
+    fixed = (p.c, p.k, p.r, p.s, p.strides[-1], *p.padding[deep : deep + 2])
+    return fixed, (p.t, p.padding[0]) if deep else ()
+
+
+def _numbers(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> list[Numbers]:
+    """Those of an image's kernels do not tell its depth."""
+    found = tensor_cores.candidates(shapes)(problem, epilogue, arch)
+    return found if problem.rank == 3 else [numbers[:-2] for numbers in found]
+
+
 def _results(problem: ConvProblem) -> Iterator[First]:
     p = problem
-    fixed = (p.c, p.k, p.r, p.s, p.strides[0], p.padding[0], p.padding[1])
+    fixed, deep = _fixed(p)
     groups = ceil_div(p.k, 32)
     for rows, across in _tiles(p, (4, 8, 2, 1), _UNITS):
         for mt, nt in ((2, 1), (2, 2), (4, 1), (1, 2), (1, 1), (1, 3), (2, 3), (4, 2)):
             if groups % nt or mt * nt * 16 > _SUMS:
                 continue
-            phases = p.strides[0] * p.c % 2 + 1
+            phases = p.strides[-1] * p.c % 2 + 1
             items = ceil_div(rows * across, 2 * mt) * phases
             warps_ = ceil_div(items, ceil_div(items, _WARPS))
-            yield First(*fixed, rows, across, mt, nt, warps_, 2)
+            numbers: list[int] = [*fixed, rows, across, mt, nt, warps_, 2, *deep]
+            yield First(*numbers)
 
 
 def _gradients(problem: ConvProblem) -> Iterator[First]:
     p = problem
-    fixed = (p.c, p.k, p.r, p.s, p.strides[0], p.padding[0], p.padding[1])
+    fixed, deep = _fixed(p)
     for most in (_UNITS, _UNITS // 2, 4):
         for rows, across in _tiles(p, (4, 2, 1, 8), most):
-            for mt, nt in _sums(First(*fixed, 1, 1, 1, 1, 1, 1)):
-                one = First(*fixed, rows, across, mt, nt, 1, 2)
+            known: list[int] = [*fixed, 1, 1, 1, 1, 1, 1, *deep]
+            for mt, nt in _sums(First(*known)):
+                numbers: list[int] = [*fixed, rows, across, mt, nt, 1, 2, *deep]
+                one = First(*numbers)
                 apart, splits = one.apart(), 1
                 while 2 * splits * apart <= _WARPS and 4 * splits <= rows * across:
                     splits *= 2
@@ -223,7 +246,8 @@ def _item(z: First) -> float:
 def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     """Expected: whole rounds of tiles, and memory, with rows that are read again."""
     p, z, kind = problem, First(*numbers), problem.kind
-    tiles = p.n * ceil_div(p.p, z.rows) * ceil_div(p.q, z.columns)
+    planes = p.n * (p.z if p.rank == 3 else 1)
+    tiles = planes * ceil_div(p.p, z.rows) * ceil_div(p.q, z.columns)
     units, fit, copied = z.rows * z.units, z.resident(kind), z.tile
     if kind is ConvKind.WGRAD:
         all_steps, each = units // 2 * z.apart(), _step(z.mt, z.nt)
@@ -242,7 +266,7 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     both = _norm(_POWER[kind], whole / launch_time.CLOCK, memory)
     if kind is ConvKind.WGRAD:
         parts = min(tiles, _PARTS * fit // 2) * z.phases
-        both += parts * p.k * p.c * p.r * p.s * 4 / _PARTS_BANDWIDTH
+        both += parts * p.k * p.c * math.prod(p.taps) * 4 / _PARTS_BANDWIDTH
     return tensor_cores.us(p, both)
 
 
@@ -252,5 +276,5 @@ def _norm(power: float, *values: float) -> float:
 
 FAMILY = Family(
     "first", (*tensor_cores.TEMPLATES, "first_rows.h", "first_image.h", "first_weight.h"),
-    _accepts, tensor_cores.candidates(shapes), _us, tensor_cores.alignment, tensor_cores.OLDEST,
+    _accepts, _numbers, _us, tensor_cores.alignment, tensor_cores.OLDEST, ranks=(2, 3),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from relay_wgrad.problem import ConvProblem
 from ...codegen.regions import Region
 from .check import Options
 from .families import FAMILIES
-from .family import sized
+from .family import of_planes, sized
 from .kernels import Kernel
 
 _NEAR = 2.5  # times the best expectation: what is expected to be slower is not tried
@@ -29,11 +29,13 @@ class Choice:
 @lru_cache(maxsize=1024)
 def ranked(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> tuple[Choice, ...]:
     """All kernels that are considered for a GPU, the fastest expected first."""
+    problem = of_planes(problem)
     known, name = sized(problem), "_".join(epilogue)
     found = [
         Choice(Kernel.of(family, problem, epilogue, numbers), family.predict(known, numbers, arch))
         for family in FAMILIES.values()
-        if family.oldest <= arch and family.accepts(problem, name)
+        if family.oldest <= arch and problem.rank in family.ranks
+        if family.accepts(problem, name)
         for numbers in family.candidates(known, epilogue, arch)
     ]
     return tuple(sorted(found, key=lambda choice: choice.us))

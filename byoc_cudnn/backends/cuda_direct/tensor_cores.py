@@ -22,17 +22,15 @@ DTYPES = ("float16", "bfloat16")
 def accepts(problem: ConvProblem, what: str) -> Decision:
     """The rules that they share; `what` says whose they are."""
     p = problem
-    if p.data_layout != "NHWC":
-        return no(f"layout {p.data_layout}: {what} are in NHWC")
+    if p.data_layout not in ("NHWC", "NDHWC"):
+        return no(f"layout {p.data_layout}: {what} are in NHWC or NDHWC")
     first, _, result = (p.dtype(role) for role in p.roles)
     if first not in DTYPES:
         return no(f"dtype {first}: {what} are in {' and '.join(DTYPES)}")
     if result != first and p.kind is not ConvKind.WGRAD:
         return no(f"{first} to {result}: {what} have float32 only of a weight's gradient")
-    if p.strides[0] != p.strides[1] or p.dilation[0] != p.dilation[1]:
-        return no(
-            f"strides={p.strides} dilation={p.dilation}: {what} have the same down and across"
-        )
+    if len(set(p.strides)) > 1 or len(set(p.dilation)) > 1:
+        return no(f"strides={p.strides} dilation={p.dilation}: {what} have the same along all axes")
     return YES
 
 

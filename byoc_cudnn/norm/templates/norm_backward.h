@@ -55,8 +55,8 @@ __device__ inline Pack<T, V> gradient_of(const Pack<T, V>& g, const Pack<T, V>& 
 }
 
 // Of all rows of a block.
-template <int V, typename A>
-__device__ inline void write_sums(const A (&sums)[2][kThreads * V], A* partial, const Shape& shape) {
+template <int V, typename A, typename S>
+__device__ inline void write_sums(const A (&sums)[2][kThreads * V], A* partial, const S& shape) {
   const int stride = shape.width * V;
   for (int which = threadIdx.x; which < 2 * stride; which += kThreads) {
     const int pass = which / stride, c = which % stride;
@@ -68,12 +68,13 @@ __device__ inline void write_sums(const A (&sums)[2][kThreads * V], A* partial, 
   }
 }
 
-template <typename T, int V, bool whole, Activation act, Mask mask, bool summed>
+template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
     gradient_sums(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x, const T* __restrict__ y,
                   const uint8_t* __restrict__ bits, const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
-                  T* __restrict__ dresidual, Sum<T>* __restrict__ partial, Sum<T> alpha, Shape shape) {
+                  T* __restrict__ dresidual, Sum<T>* __restrict__ partial, Sum<T> alpha,
+                  S shape) {
   using A = Sum<T>;
   constexpr bool kStored = mask == Mask::kStored, kBits = mask == Mask::kBits;
   __shared__ A sums[2][kThreads * V];
@@ -84,11 +85,11 @@ __global__ void __launch_bounds__(kThreads, kResident)
     A middle[V], scale[V], shift[V];
     load_statistics(middle, mean, at, shape);
     if constexpr (mask == Mask::kComputed) {
-      load_channels(scale, gamma + at.channel, at.left);
+      load_columns(scale, gamma, at, shape);
       load_statistics(shift, rstd, at, shape);
 #pragma unroll
       for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
-      load_channels(shift, beta + at.channel, at.left);
+      load_columns(shift, beta, at, shape);
     }
     auto add = [&](int64_t row, Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& a,
                    const Pack<T, V>& b, uint8_t through) {
@@ -139,16 +140,23 @@ __global__ void __launch_bounds__(kThreads, kResident)
   write_sums<V>(sums, partial, shape);
 }
 
-template <typename A>
+// Of one of both sums, for the channel of a thread: of all blocks, and of all rows that are one there.
+template <typename A, typename S>
+__device__ inline A over_folds(const A* from, const S& shape) {
+  const int fold = static_cast<int>(shape.folds());
+  return over_blocks<A>(shape.blocks * fold, [&](int i) {
+    return from[2 * (i / fold) * shape.channels + i % fold * shape.real()];
+  });
+}
+
+template <typename A, typename S>
 __global__ void __launch_bounds__(kFew* kParts)
     gradient_of_parameters(const A* __restrict__ partial, const A* __restrict__ rstd,
-                           A* __restrict__ dgamma, A* __restrict__ dbeta, Shape shape) {
+                           A* __restrict__ dgamma, A* __restrict__ dbeta, S shape) {
   begin();
   const FewPlace at(shape);
   const A* const from = partial + at.from;
-  const A plain = over_blocks<A>(shape.blocks, [&](int y) { return from[2 * y * shape.channels]; });
-  const A weighted =
-      over_blocks<A>(shape.blocks, [&](int y) { return from[(2 * y + 1) * shape.channels]; });
+  const A plain = over_folds<A>(from, shape), weighted = over_folds<A>(from + shape.channels, shape);
   if (!at.writes) return;
   dbeta[at.channel] = plain;
   dgamma[at.channel] = weighted * rstd[at.channel];
@@ -156,24 +164,22 @@ __global__ void __launch_bounds__(kFew* kParts)
 
 // Of each channel of an image, what `gradient_of_parameters` makes of a batch's: in the place of its
 // first block's sums.
-template <typename A>
+template <typename A, typename S>
 __global__ void __launch_bounds__(kFew* kParts)
-    sums_of_images(A* __restrict__ partial, const A* __restrict__ rstd, Shape shape) {
+    sums_of_images(A* __restrict__ partial, const A* __restrict__ rstd, S shape) {
   begin();
   const FewPlace at(shape);
   A* const from = partial + shape.partial_at(at.image, 0, 2) + at.from;
-  const A plain = over_blocks<A>(shape.blocks, [&](int y) { return from[2 * y * shape.channels]; });
-  const A weighted =
-      over_blocks<A>(shape.blocks, [&](int y) { return from[(2 * y + 1) * shape.channels]; });
+  const A plain = over_folds<A>(from, shape), weighted = over_folds<A>(from + shape.channels, shape);
   if (!at.writes) return;
   from[0] = plain;
   from[shape.channels] = weighted * rstd[shape.statistic_at(at.image, at.channel)];
 }
 
-template <typename A>
+template <typename A, typename S>
 __global__ void __launch_bounds__(kFew* kParts)
     over_images(const A* __restrict__ partial, A* __restrict__ dgamma, A* __restrict__ dbeta,
-                Shape shape) {
+                S shape) {
   begin();
   const FewPlace at(shape);
   const int images = static_cast<int>(shape.images);
@@ -187,9 +193,9 @@ __global__ void __launch_bounds__(kFew* kParts)
 }
 
 // The sums of gamma times both, over the channels of a group, in the place of each of them.
-template <typename A>
+template <typename A, typename S>
 __global__ void __launch_bounds__(32 * kGroupWarps)
-    sums_of_groups(A* __restrict__ partial, const A* __restrict__ gamma, Shape shape) {
+    sums_of_groups(A* __restrict__ partial, const A* __restrict__ gamma, S shape) {
   begin();
   const GroupPlace at(shape);
   A* const from = partial + (at.there ? shape.partial_at(at.image, 0, 2) : 0);
@@ -203,52 +209,54 @@ __global__ void __launch_bounds__(32 * kGroupWarps)
 }
 
 // From the sums of blocks to the parameters' gradients, and to what dx is made of.
-template <typename A>
+template <typename A, typename S>
 cudaError_t finish_gradients(A* partial, const A* gamma, const A* rstd, A* dgamma, A* dbeta,
-                             const Shape& shape, cudaStream_t stream) {
+                             const S& shape, cudaStream_t stream) {
   const A* const sums = partial;
-  if (shape.is_batch()) {
-    return launch(gradient_of_parameters<A>, few_grid(shape), kFew * kParts, stream, sums, rstd,
+  if constexpr (S::kGrouped) {
+    cudaError_t error = launch(sums_of_images<A, S>, few_grid(shape, shape.images), kFew * kParts, stream,
+                               partial, rstd, shape);
+    if (error != cudaSuccess) return error;
+    error = launch(over_images<A, S>, few_grid(shape), kFew * kParts, stream, sums, dgamma, dbeta, shape);
+    if (error != cudaSuccess || shape.is_single()) return error;
+    return launch(sums_of_groups<A, S>, group_grid(shape), 32 * kGroupWarps, stream, partial, gamma,
+                  shape);
+  } else {
+    return launch(gradient_of_parameters<A, S>, few_grid(shape), kFew * kParts, stream, sums, rstd,
                   dgamma, dbeta, shape);
   }
-  cudaError_t error = launch(sums_of_images<A>, few_grid(shape, shape.images), kFew * kParts, stream,
-                             partial, rstd, shape);
-  if (error != cudaSuccess) return error;
-  error = launch(over_images<A>, few_grid(shape), kFew * kParts, stream, sums, dgamma, dbeta, shape);
-  if (error != cudaSuccess || shape.group == 1) return error;
-  return launch(sums_of_groups<A>, group_grid(shape), 32 * kGroupWarps, stream, partial, gamma, shape);
 }
 
 // What dx is made of, for the channels of a thread: `dgamma` and `dbeta` of a batch, or of an image what
 // is in their place, `apart` values from one image to the next.
-template <Mask mask, int V, typename A>
+template <Mask mask, int V, typename A, typename S>
 __device__ inline void load_slopes(A (&middle)[V], A (&scale)[V], A (&shift)[V], A (&slope)[V],
                                    A (&level)[V], const A* gamma, const A* beta, const A* mean,
                                    const A* rstd, const A* dgamma, const A* dbeta, int64_t apart,
-                                   const Place& at, const Shape& shape) {
+                                   const Place& at, const S& shape) {
   load_statistics(middle, mean, at, shape);
-  load_channels(scale, gamma + at.channel, at.left);
+  load_columns(scale, gamma, at, shape);
   load_statistics(shift, rstd, at, shape);
-  load_channels(slope, dgamma + at.image * apart + at.channel, at.left);
-  load_channels(level, dbeta + at.image * apart + at.channel, at.left);
+  load_columns(slope, dgamma + at.image * apart, at, shape);
+  load_columns(level, dbeta + at.image * apart, at, shape);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    const A each = A(1) / (A(shape.rows) * A(shape.group));
+    const A each = A(1) / (A(shape.rows * shape.folds()) * A(S::kGrouped ? shape.group : 1));
     scale[i] = times(scale[i], shift[i]);
-    const A factor = shape.group == 1 ? scale[i] : shift[i];
+    const A factor = shape.is_single() ? scale[i] : shift[i];
     slope[i] = factor * shift[i] * (slope[i] * each);
     level[i] = factor * (level[i] * each);
   }
-  if constexpr (mask == Mask::kComputed) load_channels(shift, beta + at.channel, at.left);
+  if constexpr (mask == Mask::kComputed) load_columns(shift, beta, at, shape);
 }
 
-template <typename T, int V, bool whole, Activation act, Mask mask>
+template <typename T, int V, bool whole, Activation act, Mask mask, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
     gradient(const T* __restrict__ dy, const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
              const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
              const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
              const Sum<T>* __restrict__ dbeta, int64_t apart, T* __restrict__ dx, Sum<T> alpha,
-             Shape shape) {
+             S shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
@@ -284,11 +292,11 @@ __global__ void __launch_bounds__(kThreads, kResident)
       });
 }
 
-template <typename T, bool whole, Activation act, Mask mask, bool summed>
+template <typename T, bool whole, Activation act, Mask mask, bool summed, typename S>
 cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  const Shape shape = shape_of<V>(call, sizeof(A));
+  const auto shape = shape_of<V, S>(call, sizeof(A));
   const auto *x = static_cast<const T*>(call.x), *dy = static_cast<const T*>(call.dy);
   const auto *gamma = static_cast<const A*>(call.gamma), *beta = static_cast<const A*>(call.beta);
   const auto *mean = static_cast<const A*>(call.mean), *rstd = static_cast<const A*>(call.rstd);
@@ -297,7 +305,7 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   auto* const through = static_cast<T*>(call.dresidual);
   const A alpha = static_cast<A>(call.alpha);
   cudaError_t error =
-      launch(gradient_sums<T, V, whole, act, mask, summed>, grid_of(shape), kThreads, stream, dy,
+      launch(gradient_sums<T, V, whole, act, mask, summed, S>, grid_of(shape), kThreads, stream, dy,
              static_cast<const T*>(call.dy2), x, static_cast<const T*>(call.y),
              static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, through, partial, alpha,
              shape);
@@ -306,12 +314,12 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
   constexpr Mask kLater = kWritten ? Mask::kNone : mask;
-  const A* const slopes = shape.is_batch() ? dgamma : partial + shape.channels;
-  const A* const levels = shape.is_batch() ? dbeta : partial;
+  const A* const slopes = S::kGrouped ? partial + shape.channels : dgamma;
+  const A* const levels = S::kGrouped ? partial : dbeta;
   const int64_t apart = 2 * shape.blocks * shape.channels;
-  const Shape last = writing(shape, call);
-  return launch(gradient<T, V, whole, kWritten ? Activation::kNone : act, kLater>, grid_of(last),
-                kThreads, stream, kWritten ? static_cast<const T*>(through) : dy, x, gamma, beta, mean,
+  const auto last = writing(shape, call);
+  return launch(gradient<T, V, whole, kWritten ? Activation::kNone : act, kLater, S>,
+                grid_of(last), kThreads, stream, kWritten ? static_cast<const T*>(through) : dy, x, gamma, beta, mean,
                 rstd, slopes, levels, apart, static_cast<T*>(call.out), alpha, last);
 }
 
@@ -436,7 +444,7 @@ __global__ void __launch_bounds__(kMany)
   }
 }
 
-template <typename T, Activation act, Mask mask, bool summed>
+template <typename T, Activation act, Mask mask, bool summed, bool grouped>
 int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   const bool whole =
@@ -454,8 +462,13 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
-  return finished(whole ? backward_by<T, true, act, mask, summed>(call, stream)
-                        : backward_by<T, false, act, mask, summed>(call, stream));
+  const RelayWgradNormCall wide = folded<T>(call);
+  if (!is_whole<T>(wide.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out})) {
+    return finished(backward_by<T, false, act, mask, summed, Shape<grouped, true>>(wide, stream));
+  }
+  return finished(wide.fold > 1
+                      ? backward_by<T, true, act, mask, summed, Shape<grouped, true>>(wide, stream)
+                      : backward_by<T, true, act, mask, summed, Shape<grouped, false>>(wide, stream));
 }
 
 }  // namespace

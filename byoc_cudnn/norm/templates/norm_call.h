@@ -38,6 +38,11 @@ struct RelayWgradNormCall {
   int64_t workspace_bytes;
   RelayWgradNormOther other;
   RelayWgradNormWindows windows;
+  // Around a gate, of which each channel of an image has a number: what is before `out` is as above,
+  // of a batch that is `images` images.  `sums` are four for each channel of an image.
+  const void *gate, *lift, *sums;
+  void *squeezed, *new_sums;  // squeezed: or the gate's gradient
+  int64_t fold;  // of kernels' own: rows that are side by side
 };
 
 // What an object exports: 0, or a cudaError_t, negated.
@@ -49,6 +54,30 @@ constexpr int64_t kNormBlocks = 2, kNormChannels = 256, kNormSums = 3;
 
 // Of calls whose rows have statistics of their own: blocks of a multiprocessor, and sums of a channel.
 constexpr int64_t kNormRowBlocks = 4, kNormRowSums = 2;
+
+// Threads side by side for so many packs of a row: as wide as it goes with few of them idle.  Four threads
+// have 64 bytes of a row.
+inline int norm_width(int64_t packs) {
+  int width = 32;
+  while (width > 4 && (packs + width - 1) / width * width * 8 > packs * 9) width /= 2;
+  return width;
+}
+
+// Rows that kernels take side by side, as one of so many times the channels, where each channel has
+// statistics of its own: so few that it is whole packs of `vector` and few threads of 128 bytes are idle,
+// or else whole packs.  Of less a block reads and writes parts of what memory gives at once.  By sizes
+// alone, since what goes as bits from forward to backward is in such rows' order; partial sums have room
+// for 4096 channels of a batch, and of images as of 256.
+inline int64_t norm_fold(int64_t images, int64_t rows, int64_t channels, int64_t groups, int64_t vector) {
+  const int64_t most = images == 1 ? 4096 : (channels + kNormChannels - 1) / kNormChannels * kNormChannels;
+  int64_t least = 0;
+  for (int64_t fold = 1; fold <= 32 && groups == channels && channels * fold <= most; ++fold) {
+    if (rows % fold != 0 || channels * fold % vector != 0) continue;
+    if (norm_width(channels * fold / vector) > 4) return fold;
+    if (least == 0) least = fold;
+  }
+  return least == 0 ? 1 : least;
+}
 
 // Bytes that a call's partial sums take at most.  Fewer are right too, with fewer blocks, as long as
 // there are all sums for each channel of an image.

@@ -36,9 +36,9 @@ struct Moments {
   }
 };
 
-template <typename T, int V, bool whole>
+template <typename T, int V, bool whole, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
-    moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, Shape shape) {
+    moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, S shape) {
   using A = Sum<T>;
   __shared__ A means[kThreads * V], squares[kThreads * V];
   __shared__ int counts[kThreads];
@@ -113,22 +113,24 @@ struct Statistics {
 
 // Of each channel of an image.  Where groups have several, the moments take the place of its first
 // block's, for `statistics_of_groups`.
-template <typename A>
+template <typename A, typename S>
 __global__ void __launch_bounds__(kFew* kParts)
-    statistics(A* __restrict__ partial, Statistics<A> s, Shape shape) {
+    statistics(A* __restrict__ partial, Statistics<A> s, S shape) {
   begin();
   const FewPlace at(shape);
   A* const from = partial + shape.partial_at(at.image, 0, 2) + at.from;
-  const A n = A(shape.rows);
-  const A mean = over_blocks<A>(shape.blocks, [&](int y) {
-                   return A(shape.rows_of(y)) * from[2 * y * shape.channels];
+  const A n = A(shape.rows * shape.folds());
+  const int fold = static_cast<int>(shape.folds()), parts = shape.blocks * fold;
+  const auto part = [&](int i) { return from + 2 * (i / fold) * shape.channels + i % fold * shape.real(); };
+  const A mean = over_blocks<A>(parts, [&](int i) {
+                   return A(shape.rows_of(i / fold)) * *part(i);
                  }) / n;
-  const A m2 = over_blocks<A>(shape.blocks, [&](int y) {
-    const A apart = from[2 * y * shape.channels] - mean;
-    return from[(2 * y + 1) * shape.channels] + A(shape.rows_of(y)) * apart * apart;
+  const A m2 = over_blocks<A>(parts, [&](int i) {
+    const A apart = *part(i) - mean;
+    return part(i)[shape.channels] + A(shape.rows_of(i / fold)) * apart * apart;
   });
   if (!at.writes) return;
-  if (shape.group == 1) {
+  if (shape.is_single()) {
     s.write(shape.statistic_at(at.image, at.channel), mean, m2 / n, n);
   } else {
     from[0] = mean;
@@ -136,9 +138,9 @@ __global__ void __launch_bounds__(kFew* kParts)
   }
 }
 
-template <typename A>
+template <typename A, typename S>
 __global__ void __launch_bounds__(32 * kGroupWarps)
-    statistics_of_groups(const A* __restrict__ partial, Statistics<A> s, Shape shape) {
+    statistics_of_groups(const A* __restrict__ partial, Statistics<A> s, S shape) {
   begin();
   const GroupPlace at(shape);
   const A* const from = partial + (at.there ? shape.partial_at(at.image, 0, 2) : 0);
@@ -152,14 +154,16 @@ __global__ void __launch_bounds__(32 * kGroupWarps)
 }
 
 // From the moments of blocks to the statistics.
-template <typename A>
-cudaError_t finish_statistics(A* partial, const Statistics<A>& s, const Shape& shape,
-                              cudaStream_t stream) {
-  const cudaError_t error = launch(statistics<A>, few_grid(shape, shape.images), kFew * kParts, stream,
-                                   partial, s, shape);
-  if (error != cudaSuccess || shape.group == 1) return error;
-  return launch(statistics_of_groups<A>, group_grid(shape), 32 * kGroupWarps, stream,
-                static_cast<const A*>(partial), s, shape);
+template <typename A, typename S>
+cudaError_t finish_statistics(A* partial, const Statistics<A>& s, const S& shape, cudaStream_t stream) {
+  cudaError_t error = launch(statistics<A, S>, few_grid(shape, shape.images), kFew * kParts,
+                             stream, partial, s, shape);
+  if constexpr (S::kGrouped) {
+    if (error != cudaSuccess || shape.is_single()) return error;
+    error = launch(statistics_of_groups<A, S>, group_grid(shape), 32 * kGroupWarps, stream,
+                   static_cast<const A*>(partial), s, shape);
+  }
+  return error;
 }
 
 template <Activation act, bool residual, typename T, int V, typename A>
@@ -176,23 +180,23 @@ __device__ inline Pack<T, V> result(const Pack<T, V>& x, const Pack<T, V>& more,
 }
 
 // `bits`: a byte for each pack goes along, which tells what the activation lets through.
-template <typename T, int V, bool whole, Activation act, bool residual, bool bits>
+template <typename T, int V, bool whole, Activation act, bool residual, bool bits, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
     normalized(const T* __restrict__ x, const T* __restrict__ more, const Sum<T>* __restrict__ gamma,
                const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                const Sum<T>* __restrict__ rstd, T* __restrict__ y, uint8_t* __restrict__ mask,
-               Sum<T> alpha, Shape shape) {
+               Sum<T> alpha, S shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
   A middle[V], scale[V], shift[V];
   load_statistics(middle, mean, at, shape);
-  load_channels(scale, gamma + at.channel, at.left);
+  load_columns(scale, gamma, at, shape);
   load_statistics(shift, rstd, at, shape);
 #pragma unroll
   for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
-  load_channels(shift, beta + at.channel, at.left);
+  load_columns(shift, beta, at, shape);
   auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
     const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift, alpha);
     store<whole>(y + row * shape.channels + at.channel, out, at.left);
@@ -229,21 +233,21 @@ Statistics<Sum<T>> statistics_of(const RelayWgradNormCall& call) {
           static_cast<A*>(call.new_var)};
 }
 
-template <typename T, bool whole, Activation act, bool residual, bool bits>
+template <typename T, bool whole, Activation act, bool residual, bool bits, typename S>
 cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  const Shape shape = shape_of<V>(call, sizeof(A));
+  const auto shape = shape_of<V, S>(call, sizeof(A));
   const auto* x = static_cast<const T*>(call.x);
   auto* partial = static_cast<A*>(call.workspace);
   const Statistics<A> s = statistics_of<T>(call);
   cudaError_t error =
-      launch(moments<T, V, whole>, grid_of(shape), kThreads, stream, x, partial, shape);
+      launch(moments<T, V, whole, S>, grid_of(shape), kThreads, stream, x, partial, shape);
   if (error != cudaSuccess) return error;
   error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;
-  const Shape last = writing(shape, call);
-  return launch(normalized<T, V, whole, act, residual, bits>, grid_of(last), kThreads, stream, x,
+  const auto last = writing(shape, call);
+  return launch(normalized<T, V, whole, act, residual, bits, S>, grid_of(last), kThreads, stream, x,
                 static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
                 static_cast<const A*>(call.beta), static_cast<const A*>(s.mean),
                 static_cast<const A*>(s.rstd), static_cast<T*>(call.out),
@@ -366,7 +370,7 @@ __global__ void __launch_bounds__(kMany)
   }
 }
 
-template <typename T, Activation act, bool residual, bool bits>
+template <typename T, Activation act, bool residual, bool bits, bool grouped>
 int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   const bool whole = is_whole<T>(call.channels, {call.x, call.residual, call.out});
@@ -380,8 +384,13 @@ int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
-  return finished(whole ? forward_by<T, true, act, residual, bits>(call, stream)
-                        : forward_by<T, false, act, residual, bits>(call, stream));
+  const RelayWgradNormCall wide = folded<T>(call);
+  if (!is_whole<T>(wide.channels, {call.x, call.residual, call.out})) {
+    return finished(forward_by<T, false, act, residual, bits, Shape<grouped, true>>(wide, stream));
+  }
+  return finished(wide.fold > 1
+                      ? forward_by<T, true, act, residual, bits, Shape<grouped, true>>(wide, stream)
+                      : forward_by<T, true, act, residual, bits, Shape<grouped, false>>(wide, stream));
 }
 
 }  // namespace

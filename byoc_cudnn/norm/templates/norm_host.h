@@ -13,6 +13,8 @@ struct Tensors {
                    *running_mean2 = nullptr, *running_var2 = nullptr, *dgamma2 = nullptr,
                    *dbeta2 = nullptr, *new_running_mean2 = nullptr, *new_running_var2 = nullptr;
   const TensorView *mask = nullptr, *new_mask = nullptr;
+  const TensorView *gate = nullptr, *lift = nullptr, *sums = nullptr, *squeezed = nullptr,
+                   *dgate = nullptr, *new_sums = nullptr;
 };
 
 using Slot = const TensorView* Tensors::*;
@@ -21,6 +23,7 @@ struct Named {
   Slot slot;
   const char* name;
   bool rows;  // of rows and channels; else one value a channel, or for each group of an image
+  int of_images = 0;  // so many values for each channel of an image
   bool statistic() const { return slot == &Tensors::mean || slot == &Tensors::rstd; }
 };
 
@@ -39,7 +42,10 @@ inline const Named& named(Slot slot) {
       {&Tensors::rstd2, "rstd2", false}, {&Tensors::running_mean2, "running_mean2", false},
       {&Tensors::running_var2, "running_var2", false}, {&Tensors::dgamma2, "dgamma2", false},
       {&Tensors::dbeta2, "dbeta2", false}, {&Tensors::new_running_mean2, "new_running_mean2", false},
-      {&Tensors::new_running_var2, "new_running_var2", false}};
+      {&Tensors::new_running_var2, "new_running_var2", false}, {&Tensors::gate, "gate", false, 1},
+      {&Tensors::lift, "lift", false, 1}, {&Tensors::squeezed, "squeezed", false, 1},
+      {&Tensors::dgate, "dgate", false, 1}, {&Tensors::sums, "sums", false, 4},
+      {&Tensors::new_sums, "sums", false, 4}};
   for (const Named& one : kNamed) {
     if (one.slot == slot) return one;
   }
@@ -56,6 +62,7 @@ struct Norm {
   double epsilon, momentum, alpha;
   bool unbiased, grouped;  // grouped: statistics are those of groups of an image's channels
   bool by_row;             // an image is a row, and a group all of it
+  bool gated;              // around a gate: images have sums, but statistics are the batch's
   int pooled[8];  // taps, strides, padding (top, left, bottom, right) of a max pooling; or no taps
   std::vector<Slot> tensors;  // operands, then results
 };
@@ -100,6 +107,15 @@ inline void expect(const Norm& norm, const Named& what, const TensorView& t, con
   expect_dtype(norm.words, name, t, rows || doubles ? norm.element : Element::kFloat);
   expect_on_device(norm.words, name, t, like);
   const int64_t channels = like.size(like.ndim() - 1);
+  if (what.of_images != 0) {
+    const int64_t wanted = what.of_images * like.size(0) * channels;
+    if (t.ndim() < 2 || t.size(t.ndim() - 1) != channels || t.numel() != wanted) {
+      TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " must have " << what.of_images
+                                << " for each of " << like.size(0) << " images and " << channels
+                                << " channels, got " << t.numel() << " elements";
+    }
+    return;
+  }
   if (norm.grouped && what.statistic()) {
     if (t.ndim() != 2 || t.size(0) != like.size(0) || t.size(1) == 0 || channels % t.size(1) != 0) {
       TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " must have two axes, of the "
@@ -175,7 +191,7 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     OnDevice on(device);
     cudaStream_t stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
     RelayWgradNormCall call{};
-    call.images = norm.grouped ? x.size(0) : 1;
+    call.images = norm.grouped || norm.gated ? x.size(0) : 1;
     call.rows = x.numel() / channels / call.images;
     call.channels = channels;
     call.groups = norm.grouped ? t.mean->size(1) : channels;
@@ -202,11 +218,16 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     call.new_var = pointer_of(t.new_running_var);
     call.mask = pointer_of(t.mask);
     call.new_mask = pointer_of(t.new_mask);
-    if (backward) {
+    if (backward || t.gate != nullptr) {
       call.y = pointer_of(t.y);
       call.mean = pointer_of(t.mean);
       call.rstd = pointer_of(t.rstd);
     }
+    call.gate = pointer_of(t.gate);
+    call.lift = pointer_of(t.lift);
+    call.sums = pointer_of(t.sums);
+    call.squeezed = pointer_of(t.dgate != nullptr ? t.dgate : t.squeezed);
+    call.new_sums = pointer_of(t.new_sums);
     if (pooled) {
       const TensorView& y = *(t.*windows);
       call.windows = {x.size(0), x.size(1), x.size(2), channels, y.size(1), y.size(2), norm.pooled[4],
@@ -231,8 +252,12 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
                               ? norm_row_workspace(channels, call.multiprocessors, sum_bytes)
                               : norm_workspace(call.images, channels, call.multiprocessors, sum_bytes);
     if (workspace != nullptr) {
+      const int64_t vector = 16 / (x.dtype().bits / 8);
+      const bool tells = !pooled && (t.mask != nullptr || t.new_mask != nullptr) && t.x2 == nullptr;
+      const int64_t fold =
+          tells ? norm_fold(call.images, call.rows, channels, call.groups, vector) : 1;
       const int64_t least = norm.by_row ? kNormRowSums * sum_bytes * channels
-                                        : kNormSums * sum_bytes * channels * call.images;
+                                        : kNormSums * sum_bytes * channels * fold * call.images;
       const int64_t given = workspace->numel() * (workspace->dtype().bits / 8);
       if (workspace->device().device_type != kDLCUDA || workspace->device().device_id != device ||
           !workspace->IsContiguous() || given < least ||

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
                    const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
                    const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                    const Sum<T>* __restrict__ rstd, Sum<T>* __restrict__ partial, Sum<T> alpha,
-                   Pixels pixels, Shape shape) {
+                   Pixels pixels, Plain shape) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr Mask mask = act == Activation::kNone ? Mask::kNone : Mask::kComputed;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
                        const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                        const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
                        const Sum<T>* __restrict__ dbeta, T* __restrict__ dx, Sum<T> alpha,
-                       Pixels pixels, Shape shape) {
+                       Pixels pixels, Plain shape) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr Mask mask = act == Activation::kNone ? Mask::kNone : Mask::kComputed;
@@ -189,12 +189,12 @@ template <typename T, bool whole, Activation act, int R, int S, int SR, int SS>
 cudaError_t forward_pooled_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  const Shape shape = shape_of<V>(call, sizeof(A));
+  const auto shape = shape_of<V>(call, sizeof(A));
   const auto* x = static_cast<const T*>(call.x);
   auto* partial = static_cast<A*>(call.workspace);
   const Statistics<A> s = statistics_of<T>(call);
   cudaError_t error =
-      launch(moments<T, V, whole>, grid_of(shape), kThreads, stream, x, partial, shape);
+      launch(moments<T, V, whole, Plain>, grid_of(shape), kThreads, stream, x, partial, shape);
   if (error != cudaSuccess) return error;
   error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;
@@ -214,7 +214,7 @@ template <typename T, bool whole, Activation act, int R, int S, int SR, int SS>
 cudaError_t backward_pooled_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  const Shape shape = shape_of<V>(call, sizeof(A));
+  const auto shape = shape_of<V>(call, sizeof(A));
   const auto *x = static_cast<const T*>(call.x), *dy = static_cast<const T*>(call.dy);
   const auto* index = static_cast<const uint8_t*>(call.mask);
   const auto *gamma = static_cast<const A*>(call.gamma), *beta = static_cast<const A*>(call.beta);
@@ -226,10 +226,10 @@ cudaError_t backward_pooled_by(const RelayWgradNormCall& call, cudaStream_t stre
       launch(sums_of_pooled<T, whole, act, R, S, SR, SS>, grid_of(shape), kThreads, stream, dy, index,
              x, gamma, beta, mean, rstd, partial, static_cast<A>(call.alpha), pixels, shape);
   if (error != cudaSuccess) return error;
-  error = launch(gradient_of_parameters<A>, few_grid(shape), kFew * kParts, stream,
+  error = launch(gradient_of_parameters<A, Plain>, few_grid(shape), kFew * kParts, stream,
                  static_cast<const A*>(partial), rstd, dgamma, dbeta, shape);
   if (error != cudaSuccess) return error;
-  const Shape last = writing(shape, call);
+  const auto last = writing(shape, call);
   return launch(gradient_of_pooled<T, whole, act, R, S, SR, SS>, grid_of(last), kThreads, stream, dy,
                 index, x, gamma, beta, mean, rstd, static_cast<const A*>(dgamma),
                 static_cast<const A*>(dbeta), static_cast<T*>(call.out), static_cast<A>(call.alpha),

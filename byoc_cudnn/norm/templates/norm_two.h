@@ -32,7 +32,7 @@ struct Scales {
 template <typename T, int V, bool whole, Activation act>
 __global__ void __launch_bounds__(kThreads, kResident)
     normalized_two(Side<T> one, Side<T> two, T* __restrict__ y, uint8_t* __restrict__ mask,
-                   Sum<T> alpha, Shape shape) {
+                   Sum<T> alpha, Plain shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
@@ -87,7 +87,7 @@ template <bool whole, bool summed, typename T, int V>
 struct Behind {
   Pack<T, V> g, more;
   uint8_t bits;
-  __device__ void read(const T* dy, const T* dy2, const uint8_t* mask, int64_t row, const Shape& shape,
+  __device__ void read(const T* dy, const T* dy2, const uint8_t* mask, int64_t row, const Plain& shape,
                        const Place& at) {
     const int64_t i = row * shape.channels + at.channel;
     load<whole>(g, dy + i, at.left);
@@ -105,7 +105,7 @@ struct Behind {
 template <typename T, int V, bool whole, bool summed>
 __global__ void __launch_bounds__(kThreads, kResident)
     sums_of_two(const T* __restrict__ dy, const T* __restrict__ dy2, const uint8_t* __restrict__ mask,
-                Side<T> one, Side<T> two, Sum<T>* __restrict__ partial, Shape shape) {
+                Side<T> one, Side<T> two, Sum<T>* __restrict__ partial, Plain shape) {
   using A = Sum<T>;
   __shared__ A sums[kThreads * V];
   begin();
@@ -173,7 +173,7 @@ template <typename A>
 __global__ void __launch_bounds__(kFew* kParts)
     parameters_of_two(const A* __restrict__ partial, const A* __restrict__ rstd,
                       const A* __restrict__ rstd2, A* __restrict__ dgamma, A* __restrict__ dbeta,
-                      A* __restrict__ dgamma2, A* __restrict__ dbeta2, Shape shape) {
+                      A* __restrict__ dgamma2, A* __restrict__ dbeta2, Plain shape) {
   begin();
   const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
   const bool there = channel < shape.channels;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kFew* kParts)
 template <typename T, int V>
 struct Slopes : Scales<T, V> {
   Sum<T> slope[V], level[V];
-  __device__ Slopes(const Side<T>& side, const Place& at, const Shape& shape)
+  __device__ Slopes(const Side<T>& side, const Place& at, const Plain& shape)
       : Scales<T, V>(side, at) {
     const Sum<T> each = Sum<T>(1) / Sum<T>(shape.rows);
     Sum<T> rstd[V];
@@ -216,7 +216,7 @@ struct Slopes : Scales<T, V> {
 template <typename T, int V, bool whole, bool summed>
 __global__ void __launch_bounds__(kThreads, kResident)
     gradient_of_two(const T* __restrict__ dy, const T* __restrict__ dy2,
-                    const uint8_t* __restrict__ mask, Side<T> one, Side<T> two, Shape shape) {
+                    const uint8_t* __restrict__ mask, Side<T> one, Side<T> two, Plain shape) {
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
@@ -267,7 +267,7 @@ template <typename T, bool whole, Activation act>
 cudaError_t forward_of_two_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  const Shape shape = shape_of<V>(call, sizeof(A));
+  const auto shape = shape_of<V>(call, sizeof(A));
   auto* const partial = static_cast<A*>(call.workspace);
   const RelayWgradNormOther& o = call.other;
   RelayWgradNormCall other = call;
@@ -278,7 +278,7 @@ cudaError_t forward_of_two_by(const RelayWgradNormCall& call, cudaStream_t strea
   const Statistics<A> s[2] = {statistics_of<T>(call), statistics_of<T>(other)};
   for (int i = 0; i < 2; ++i) {
     cudaError_t error =
-        launch(moments<T, V, whole>, grid_of(shape), kThreads, stream, x[i], partial, shape);
+        launch(moments<T, V, whole, Plain>, grid_of(shape), kThreads, stream, x[i], partial, shape);
     if (error != cudaSuccess) return error;
     error = finish_statistics(partial, s[i], shape, stream);
     if (error != cudaSuccess) return error;
@@ -287,7 +287,7 @@ cudaError_t forward_of_two_by(const RelayWgradNormCall& call, cudaStream_t strea
                     s[0].mean, s[0].rstd, nullptr, nullptr, nullptr};
   const Side<T> two{x[1], static_cast<const A*>(o.gamma), static_cast<const A*>(o.beta),
                     s[1].mean, s[1].rstd, nullptr, nullptr, nullptr};
-  const Shape last = writing(shape, call);
+  const auto last = writing(shape, call);
   return launch(normalized_two<T, V, whole, act>, grid_of(last), kThreads, stream, one, two,
                 static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask),
                 static_cast<A>(call.alpha), last);
@@ -305,7 +305,7 @@ template <typename T, bool whole, bool summed>
 cudaError_t backward_of_two_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  const Shape shape = shape_of<V>(call, sizeof(A));
+  const auto shape = shape_of<V>(call, sizeof(A));
   const RelayWgradNormOther& o = call.other;
   const auto *dy = static_cast<const T*>(call.dy), *dy2 = static_cast<const T*>(call.dy2);
   const auto* mask = static_cast<const uint8_t*>(call.mask);
@@ -325,7 +325,7 @@ cudaError_t backward_of_two_by(const RelayWgradNormCall& call, cudaStream_t stre
                  static_cast<const A*>(partial), one.rstd, two.rstd, dgamma, dbeta, dgamma2, dbeta2,
                  shape);
   if (error != cudaSuccess) return error;
-  const Shape last = writing(shape, call);
+  const auto last = writing(shape, call);
   return launch(gradient_of_two<T, V, whole, summed>, grid_of(last), kThreads, stream, dy, dy2, mask,
                 one, two, last);
 }

@@ -33,30 +33,34 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     reduced, channels = size[1] // groups, out[1] // groups
     axes = [
         Axis(
-            dgrad, size[2 + i], out[2 + i], problem.canonical_shape("weight")[2 + i],
+            dgrad, size[2 + i], out[2 + i], problem.taps[i],
             problem.strides[i], problem.dilation[i], problem.padding[i],
         )
-        for i in (0, 1)
+        for i in range(problem.rank)
     ]  # fmt: skip
+    depth = axes.pop(0) if problem.rank == 3 else None
     vectors, lanes = channel_block(m, memory.accum, channels)
     # Few pixels and many channels in a register tile need fewer loads, and cope with pixels that
     # compete for cache lines; many pixels suit short rows, which they divide better.
     bytes_ = DTYPE_BYTES[memory.accum]
     step = groups * reduced * axes[1].scale * bytes_
-    pointwise = problem.r == problem.s == 1
+    pointwise = set(problem.taps) == {1}
     if (pointwise and reduced >= _DEEP) or cache_sets_conflict(
         m, pixel_tile(m, vectors, 1, axes[1].count)[1], step
     ):
         vectors, lanes = channel_block(m, memory.accum, channels, wide=True)
     block = vectors * lanes
     (top, bottom), (left, right) = (axis.border() for axis in axes)
+    blocked = m.has_few_registers and lanes == m.lanes(memory.accum)
+    # A tile of few registers may be of several planes, and so reads some that are not there.
+    deep = depth.border() if depth and blocked else (0, 0)
     weight, panels = memory.panels("I" if dgrad else "O", groups, channels, reduced, block)
     memory.move_weight(weight, panels, True, reverse=dgrad)
     batch = memory.batch(
-        memory.operand(operand, groups, reduced, border=(top, left, bottom, right)),
+        memory.operand(operand, groups, reduced, border=(top, left, bottom, right), deep=deep),
         memory.result(groups, channels),
     )
-    height, width = out[2:]
+    *_, height, width = out
     plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
     merged = streams = False
     if pointwise and plain:
@@ -72,9 +76,9 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     if axes[0].phases == 1 and axes[0].rows_of_taps(1) < _FEWER * axes[0].rows_of_taps(rows):
         rows = 1  # taps off the image are left out where they miss all rows of a tile
     tile = Tile(rows, columns, vectors, lanes)
-    core: Core | Blocked = Core(problem, m, memory.accum, axes, tile, streams)
-    if m.has_few_registers and lanes == m.lanes(memory.accum):
-        core = Blocked(problem, m, memory.accum, axes, row_tile(m, vectors, lanes))
+    core: Core | Blocked = Core(problem, m, memory.accum, axes, tile, streams, depth)
+    if blocked:
+        core = Blocked(problem, m, memory.accum, axes, row_tile(m, vectors, lanes), depth)
     with batch.each() as (_, count, (x, y)):
         core.write(x, y, weight, panels, 1 if merged else count)
 

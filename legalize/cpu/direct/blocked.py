@@ -12,8 +12,10 @@ place, which is found once for a group.  So no tile is smaller than others, but 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
@@ -60,12 +62,14 @@ class Blocked:
     """The loops over groups of tiles, blocks of channels, chunks of the sum, and tiles."""
 
     def __init__(
-        self, problem: ConvProblem, m: Machine, accum: str, axes: list[Axis], tile: Tile
-    ) -> None:
+        self, problem: ConvProblem, m: Machine, accum: str, axes: list[Axis], tile: Tile,
+        depth: Axis | None = None,
+    ) -> None:  # fmt: skip
         self.problem = problem
         self.machine = m
         self.accum = accum
         self.axes = axes
+        self.depth = depth
         self.pixels = tile.rows * tile.columns
         self.tile = tile
         self.bytes = DTYPE_BYTES[accum]
@@ -74,7 +78,9 @@ class Blocked:
 
     def write(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
         rows, columns = self.axes
-        total = images * rows.count * columns.count
+        deep = self.depth
+        planes = deep.count if deep else 1
+        total = images * planes * rows.count * columns.count
         tiles = ceildiv(total, self.pixels)
         groups, parts = self._sizes(tiles, panels)
         each, many = ceildiv(panels.blocks, parts), ceildiv(tiles, groups)
@@ -84,14 +90,27 @@ class Blocked:
             begin, end = share(group, tiles, groups)
             first = bind(begin)
             count = bind(end - first)
-            with serial(rows.phases * columns.phases) as phase:
-                phases = digits(phase, (rows.phases, columns.phases))
-                h, w = rows.taps(phases[0]), columns.taps(phases[1])
-                places = self._places(x, y, (images, total), (first, count, many), phases, (h, w))
+            of_each = (deep.phases if deep else 1, rows.phases, columns.phases)
+            with serial(math.prod(of_each)) as phase:
+                phases = digits(phase, of_each)
+                h, w = rows.taps(phases[1]), columns.taps(phases[2])
+                of_depth = deep.taps(phases[0]) if deep else None
+                found = (images, planes, total), (first, count, many)
+                places = self._places(x, y, *found, phases, (h, w), of_depth)
                 with serial(each) as i:
                     block = bind(part * each + i)
                     with when(block < panels.blocks if panels.blocks % each else True):
-                        self._block(x, y, weight, panels, places, (h, w), (g, block), (count, many))
+                        self._block(
+                            x,
+                            y,
+                            weight,
+                            panels,
+                            places,
+                            (h, w),
+                            of_depth,
+                            (g, block),
+                            (count, many),
+                        )
 
     def _most_tiles(self, panels: Panels) -> int:
         """Tiles of a group, at most: their operand takes half of the level-2 cache."""
@@ -111,11 +130,12 @@ class Blocked:
         return groups, next(even, panels.blocks)
 
     def _places(
-        self, x: Image, y: Image, size: tuple[Expr, Expr], tiles: tuple[Expr, Expr, int],
-        phases: list[Expr], taps: tuple[Taps, Taps],
+        self, x: Image, y: Image, size: tuple[Expr, int, Expr], tiles: tuple[Expr, Expr, int],
+        phases: list[Expr], taps: tuple[Taps, Taps], of_depth: Taps | None,
     ) -> Places:  # fmt: skip
         rows, columns = self.axes
-        images, total = size
+        images, planes, total = size
+        deep = self.depth
         first, count, many = tiles
         h, w = taps
         found = Places(
@@ -126,26 +146,30 @@ class Blocked:
         )
 
         def position(number: Expr) -> list[Expr]:
-            return digits(number, (images, rows.count, columns.count))
+            return digits(number, (images, planes, rows.count, columns.count))
 
         with serial(count * self.pixels) as i:
             number = bind(first * self.pixels + i)
-            n, a, b = position(bind(T.min(int64(number), int64(total - 1))))
-            at = x.at(n, a * rows.scale + h.offset, b * columns.scale + w.offset, 0)
+            n, z, a, b = position(bind(T.min(int64(number), int64(total - 1))))
+            plane = z * deep.scale + of_depth.offset if deep and of_depth else 0
+            at = x.at(n, a * rows.scale + h.offset, b * columns.scale + w.offset, 0, plane)
             T.buffer_store(found.x, int64(at), [int64(i)])
-            row, exists_row = rows.place(a, phases[0])
-            column, exists_column = columns.place(b, phases[1])
+            row, exists_row = rows.place(a, phases[1])
+            column, exists_column = columns.place(b, phases[2])
             exists = conjunction(conjunction(exists_row, exists_column), number < total)
-            there = T.if_then_else(exists, int64(y.at(n, row, column, 0)), int64(-1))
+            to, exists_plane = deep.place(z, phases[0]) if deep else (0, True)
+            exists = conjunction(exists, exists_plane)
+            there = T.if_then_else(exists, int64(y.at(n, row, column, 0, to)), int64(-1))
             T.buffer_store(found.y, there, [int64(i)])
         if self.skips:
             with serial(count) as t:
                 number = bind((first + t) * self.pixels)
-                n, a, _ = position(number)
+                n, z, a, _ = position(number)
                 number = bind(T.min(int64(number + self.pixels - 1), int64(total - 1)))
-                last_n, last_a, _ = position(number)
+                last_n, last_z, last_a, _ = position(number)
                 begin, end = rows.reached(h, a, last_a - a + 1)
-                same = last_n == n if not isinstance(n, int) else True
+                same: Expr = last_n == n if not isinstance(n, int) else True
+                same = conjunction(same, last_z == z if not isinstance(z, int) else True)
                 if same is not True:
                     begin = T.if_then_else(same, int64(begin), int64(0))
                     end = T.if_then_else(same, int64(end), int64(h.count))
@@ -155,7 +179,8 @@ class Blocked:
 
     def _block(
         self, x: Image, y: Image, weight: Expr, panels: Panels, places: Places,
-        taps: tuple[Taps, Taps], where: tuple[Expr, Expr], tiles: tuple[Expr, int],
+        taps: tuple[Taps, Taps], of_depth: Taps | None, where: tuple[Expr, Expr],
+        tiles: tuple[Expr, int],
     ) -> None:  # fmt: skip
         """The sums of one block of channels over a group's pixels."""
         h, w = taps
@@ -163,11 +188,18 @@ class Blocked:
         length, columns = w.as_terms(panels.reduced, x.w_step)
         chunk = self._chunk(length)
         g, block = where
-        panel = bind(panels.at(g, block, h.first, w.first))
+        deep = of_depth or Taps(1, 0, 0, 0, 0)
+        panel = bind(panels.at(g, block, h.first, w.first) + deep.first * panels.t_step)
+
+        def at(t: Expr, r: Expr, s: Expr) -> tuple[Expr, Expr]:
+            plane, tap = t * (deep.reach * x.d_step), t * (deep.step * panels.t_step)
+            source = bind(shift + x.step(taps, r, s) + plane)
+            return source, bind(panel + panels.step(taps, r, s) + tap)
+
         shift = bind(g * x.g_step)
         target = bind(g * y.g_step + block * panels.block)
         writer = _Writer(self, y, panels, places, target, block)
-        terms = self.problem.r * self.problem.s * panels.reduced
+        terms = math.prod(self.problem.taps) * panels.reduced
         if terms <= self._most_terms():
             ahead = min(many, ceildiv(_AHEAD * 2, terms * self.tile.vectors * self.pixels))
             with serial(T.min(int64(count), int64(ahead))) as t:
@@ -179,9 +211,8 @@ class Blocked:
                 last, first = h.count, 0
                 if self.skips:
                     first, last = places.begin[int64(t)], places.end[int64(t)]
-                with serial(last, first) as r, serial(columns) as s:
-                    at = bind(shift + x.step(taps, r, s)), bind(panel + panels.step(taps, r, s))
-                    self._products(acc, x, weight, places, t, at, (0, length))
+                with serial(deep.count) as d, serial(last, first) as r, serial(columns) as s:
+                    self._products(acc, x, weight, places, t, at(d, r, s), (0, length))
                 writer.write(t, acc, 0)
             return
         sums = local("sums", many * self.tile.size, self.accum)
@@ -189,12 +220,13 @@ class Blocked:
         with serial(count * (self.tile.size // lanes)) as i:
             T.buffer_store(sums, zero(self.accum, lanes), [vector(i * lanes, lanes)])
         chunks = ceildiv(length, chunk)
-        with serial(h.count) as r, serial(columns) as s, serial(chunks) as k:
+        grid = serial(deep.count), serial(h.count), serial(columns), serial(chunks)
+        with grid[0] as d, grid[1] as r, grid[2] as s, grid[3] as k:
             begin = bind(k * chunk)
             end: Expr = chunk if chunks == 1 else bind(begin + chunk)
             if length % chunk:
                 end = bind(T.min(int64(begin + chunk), int64(length)))
-            at = bind(shift + x.step(taps, r, s)), bind(panel + panels.step(taps, r, s))
+            place = at(d, r, s)
             with serial(count) as t:
                 reached: Expr = True
                 if self.skips:
@@ -205,11 +237,11 @@ class Blocked:
                     for i in range(0, self.tile.size, lanes):
                         there = vector(start + i, lanes)
                         T.buffer_store(acc, sums[there], [vector(i, lanes)])
-                    self._products(acc, x, weight, places, t, at, (begin, end))
+                    self._products(acc, x, weight, places, t, place, (begin, end))
                     for i in range(0, self.tile.size, lanes):
                         there = vector(start + i, lanes)
                         T.buffer_store(sums, acc[vector(i, lanes)], [there])
-                    with when(conjunction(conjunction(r == 0, s == 0), k == 0)):
+                    with when(tirx.all(d == 0, r == 0, s == 0, k == 0)):
                         writer.ask(t)
         with serial(count) as t:
             writer.write(t, sums, bind(t * self.tile.size))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
+
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
@@ -29,17 +33,47 @@ from ..emitters.tiles import Tile, shapes
 from ..machine import Machine
 
 
+class Deep:
+    """Of a volume: the plane of a result, and the taps in depth that are on the operand there."""
+
+    def __init__(self, depth: Axis | None, z: Expr, phase: Expr) -> None:
+        self.place: Expr = 0
+        self.exists: Expr = True
+        self.first: Expr = 0
+        self.tap: Expr = 0
+        self.reach = self.step = 0
+        self._range: tuple[Expr, Expr] | None = None
+        if depth is None:
+            return
+        self.place, self.exists = depth.place(z, phase)
+        taps = depth.taps(phase)
+        self.first, self.tap = z * depth.scale + taps.offset, taps.first
+        self.reach, self.step = taps.reach, taps.step
+        self._range = depth.reached(taps, z)
+
+    @contextlib.contextmanager
+    def taps(self) -> Iterator[Expr]:
+        """A loop over them; for an image there is one, 0."""
+        if self._range is None:
+            yield 0
+            return
+        begin, end = self._range
+        with serial(end, begin) as t:
+            yield t
+
+
 class Core:
     """Tiles one by one, each with its sums in registers from beginning to end."""
 
     def __init__(
         self, problem: ConvProblem, m: Machine, accum: str, axes: list[Axis], tile: Tile,
-        streams: bool,
+        streams: bool, depth: Axis | None = None,
     ) -> None:  # fmt: skip
         self.problem = problem
         self.machine = m
         self.accum = accum
         self.axes = axes
+        self.depth = depth
         self.tile = tile
         self.line = m.line(accum)
         self.streams = streams  # a row of pixels that are read and written in order
@@ -48,7 +82,8 @@ class Core:
         rows, columns = self.axes
         tile = self.tile
         high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
-        sizes = (images, high, wide)
+        deep = self.depth.count if self.depth else 1
+        sizes = (images, deep, high, wide)
         weights = panels.size * DTYPE_BYTES[self.accum]
         # All weights stay in the cache if they fit; else one block of them does, for all pixels.
         small = weights <= self.machine.l2_bytes // 2
@@ -56,21 +91,20 @@ class Core:
             panels.groups, panels.blocks, *sizes
         )  # fmt: skip
         with parallel(*order) as index:
-            n, a, b, g, block = index if small else (*index[2:], *index[:2])
+            n, z, a, b, g, block = index if small else (*index[2:], *index[:2])
             a, b = bind(a * tile.rows), bind(b * tile.columns)
-            phases_h, phases_w = rows.phases, columns.phases
-            with serial(phases_h * phases_w) as phase:
-                h_phase, w_phase = digits(phase, (phases_h, phases_w))
-                where, phase_hw = (n, a, b, g, block), (h_phase, w_phase)
+            phases = (self.depth.phases if self.depth else 1, rows.phases, columns.phases)
+            with serial(math.prod(phases)) as phase:
+                where, of_phase = (n, z, a, b, g, block), digits(phase, phases)
                 for shape in shapes(self.axes, tile, a, b):
-                    self._tile(x, y, weight, panels, where, phase_hw, shape)
+                    self._tile(x, y, weight, panels, where, of_phase, shape)
 
     def _tile(
         self, x: Image, y: Image, weight: Expr, panels: Panels,
-        where: tuple[Expr, Expr, Expr, Expr, Expr], phase: tuple[Expr, Expr],
+        where: tuple[Expr, ...], phase: list[Expr],
         shape: tuple[int, int],
     ) -> None:  # fmt: skip
-        n, a, b, g, block = where
+        n, z, a, b, g, block = where
         rows, columns = self.axes
         lanes, vectors, accum = self.tile.lanes, self.tile.vectors, self.accum
         pixels = [(i, j) for i in range(shape[0]) for j in range(shape[1])]
@@ -79,23 +113,26 @@ class Core:
             T.buffer_store(acc, zero(accum, lanes), [vector(i * lanes, lanes)])
         results = []
         line = self.line
+        deep = Deep(self.depth, z, phase[0])
         parts = panels.reduced // line if self.streams else 0
         for p, q in pixels:
-            row, exists_row = rows.place(a + p, phase[0])
-            column, exists_column = columns.place(b + q, phase[1])
-            place = bind(y.at(n, row, column, g) + block * panels.block)
-            results.append((place, conjunction(exists_row, exists_column)))
+            row, exists_row = rows.place(a + p, phase[1])
+            column, exists_column = columns.place(b + q, phase[2])
+            place = bind(y.at(n, row, column, g, deep.place) + block * panels.block)
+            exists = conjunction(exists_row, exists_column)
+            results.append((place, conjunction(exists, deep.exists)))
             for start in range(0, 0 if parts else self.tile.block, max(line, lanes)):
                 prefetch(y.buffer, place + start, write=True)
         steps = [p * rows.scale * x.h_step + q * columns.scale * x.w_step for p, q in pixels]
-        h, w = rows.taps(phase[0]), columns.taps(phase[1])
-        origin = bind(x.at(n, a * rows.scale + h.offset, b * columns.scale + w.offset, g))
-        panel = bind(panels.at(g, block, h.first, w.first))
+        h, w = rows.taps(phase[1]), columns.taps(phase[2])
+        first = a * rows.scale + h.offset, b * columns.scale + w.offset
+        origin = bind(x.at(n, *first, g, deep.first))
+        panel = bind(panels.at(g, block, h.first, w.first) + deep.tap * panels.t_step)
         reduced, w_count = w.as_terms(panels.reduced, x.w_step)
         begin, end = rows.reached(h, a, shape[0])
-        with serial(end, begin) as r, serial(w_count) as s:
-            image = bind(origin + x.step((h, w), r, s))
-            taps = bind(panel + panels.step((h, w), r, s))
+        with deep.taps() as t, serial(end, begin) as r, serial(w_count) as s:
+            image = bind(origin + x.step((h, w), r, s) + t * (deep.reach * x.d_step))
+            taps = bind(panel + panels.step((h, w), r, s) + t * (deep.step * panels.t_step))
 
             def products(c: Expr) -> None:
                 weights = [

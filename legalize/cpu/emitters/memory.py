@@ -30,7 +30,7 @@ MOST_COPIED = 32 << 20
 @dataclass(frozen=True)
 class Image:
     """An activation in memory.  Element (n, h, w) of channel c in group g is at
-    base + n*n_step + h*h_step + w*w_step + g*g_step + c."""
+    base + n*n_step + h*h_step + w*w_step + g*g_step + c; that of a volume's plane d d*d_step on."""
 
     buffer: Expr
     base: Expr
@@ -38,9 +38,11 @@ class Image:
     h_step: Expr
     w_step: Expr
     g_step: Expr
+    d_step: Expr = 0
 
-    def at(self, n: Expr, h: Expr, w: Expr, g: Expr) -> Expr:
-        return self.base + n * self.n_step + h * self.h_step + w * self.w_step + g * self.g_step
+    def at(self, n: Expr, h: Expr, w: Expr, g: Expr, d: Expr = 0) -> Expr:
+        place = self.base + n * self.n_step + h * self.h_step + w * self.w_step + g * self.g_step
+        return place + d * self.d_step
 
     def step(self, taps: tuple[Taps, Taps], r: Expr, s: Expr) -> Expr:
         """From what a phase's first tap meets to what its tap (r, s) meets."""
@@ -62,6 +64,7 @@ class Activation:
     """How a core wants an activation, and whether it must be copied for that.
 
     Channels come as (groups, per group), the latter filled up to `padded` if it is copied.
+    `deep`: planes of zeros before and after a volume.
     `interleaved` (depthwise): the groups are the copies that a channel has, and channel
     c * groups + g of the caller is (g, c).
     """
@@ -73,6 +76,7 @@ class Activation:
     border: Border
     interleaved: bool
     is_copied: bool
+    deep: tuple[int, int] = (0, 0)
 
 
 class Memory:
@@ -112,6 +116,7 @@ class Memory:
         border: Border = NO_BORDER,
         block: int = 1,
         interleaved: bool = False,
+        deep: tuple[int, int] = (0, 0),
     ) -> Activation:
         """An activation to read, with zeros in the border and channels a multiple of `block`."""
         direct = (
@@ -120,9 +125,10 @@ class Memory:
             and per_group % block == 0
             and not interleaved
             and border == NO_BORDER
+            and deep == (0, 0)
         )
         padded = ceildiv(per_group, block) * block
-        return Activation(role, groups, per_group, padded, border, interleaved, not direct)
+        return Activation(role, groups, per_group, padded, border, interleaved, not direct, deep)
 
     def result(
         self, groups: int, per_group: int, *, block: int = 1, interleaved: bool = False
@@ -138,44 +144,56 @@ class Memory:
     def in_place(self, wanted: Activation) -> Image:
         """The caller's own memory."""
         step = self.strides(wanted.role)
-        return Image(self._flat[wanted.role], 0, step["N"], step["H"], step["W"], wanted.per_group)
+        steps = step["N"], step["H"], step["W"], wanted.per_group, step.get("D", 0)
+        return Image(self._flat[wanted.role], 0, *steps)
 
     def size(self, wanted: Activation) -> tuple[int, int, int]:
         """(rows, columns, channels) of an image's copy."""
-        _, _, h, w = self.problem.canonical_shape(wanted.role)
+        *_, h, w = self.problem.canonical_shape(wanted.role)
         top, left, bottom, right = wanted.border
         return h + top + bottom, w + left + right, wanted.groups * wanted.padded
+
+    def planes(self, wanted: Activation) -> int:
+        """Of a volume's copy; one of an image."""
+        *_, depth, _, _ = self.problem.canonical_shape(wanted.role)
+        return depth + sum(wanted.deep) if self.problem.rank == 3 else 1
 
     def room(self, wanted: Activation, images: int) -> Image:
         """Memory for copies of so many images; the border and channels too many are zeros."""
         top, left, *_ = wanted.border
         rows, columns, channels = self.size(wanted)
-        count = images * rows * columns * channels
+        planes, plane = self.planes(wanted), rows * columns * channels
+        count = images * planes * plane
         buffer = self.scratch.new(f"{wanted.role}_core", count, self.accum)
         if wanted.role != self.problem.roles[2]:
             if wanted.padded != wanted.per_group:
                 clear(buffer, self.accum, count, self.lanes)
             elif wanted.border != NO_BORDER:
-                size = (images, rows, columns, channels)
+                size = (images * planes, rows, columns, channels)
                 clear_border(buffer, self.accum, size, wanted.border, self.lanes)
+            if any(wanted.deep) and wanted.padded == wanted.per_group:
+                size = (images, planes, plane, 1)
+                clear_border(buffer, self.accum, size, _around(wanted.deep), self.lanes)
         return Image(
             buffer,
-            (top * columns + left) * channels,
-            rows * columns * channels,
+            wanted.deep[0] * plane + (top * columns + left) * channels,
+            planes * plane,
             columns * channels,
             channels,
             wanted.padded,
+            plane,
         )
 
     def move_images(self, wanted: Activation, image: Image, first: Expr, count: Expr) -> None:
         """Copies `count` images from `first` on in, or those of the result out."""
         problem, step, groups = self.problem, self.strides(wanted.role), wanted.groups
-        _, _, h, w = problem.canonical_shape(wanted.role)
+        *_, depth, h, w = problem.canonical_shape(wanted.role)
         lane_step, group_step = step["C"], step["C"] * wanted.per_group
         if wanted.interleaved:
             lane_step, group_step = lane_step * groups, lane_step
         letters = {
             "N": Dim(count, step["N"], image.n_step),
+            "D": Dim(depth, step.get("D", 0), image.d_step),
             "H": Dim(h, step["H"], image.h_step),
             "W": Dim(w, step["W"], image.w_step),
             "C": Dim(groups, group_step, image.g_step),
@@ -196,7 +214,7 @@ class Memory:
     def panels(
         self, lane: str, groups: int, lanes: int, reduced: int, block: int
     ) -> tuple[Expr, Panels]:
-        """Memory for weights [group][block of lanes][r][s][reduced][lane within the block].
+        """Memory for weights [group][block of lanes][t][r][s][reduced][lane within the block].
 
         `lane` is the letter that counts lanes, O or I; `reduced` counts the other one's length.
         """
@@ -204,7 +222,8 @@ class Memory:
         tap = reduced * block
         panels = Panels(
             lane, groups, lanes, reduced, block, blocks,
-            tap, tap * self.problem.s, tap * self.problem.s * self.problem.r,
+            tap, tap * self.problem.s, tap * math.prod(self.problem.taps),
+            tap * self.problem.s * self.problem.r,
         )  # fmt: skip
         return self.scratch.new("weight_core", panels.size, self.accum), panels
 
@@ -222,9 +241,13 @@ class Memory:
         k = problem.k
         other = "I" if panels.lane == "O" else "O"
         sign = -1 if reverse else 1
-        base = (problem.r - 1) * panels.r_step + (problem.s - 1) * panels.s_step if reverse else 0
+        base, deep = 0, problem.t if problem.rank == 3 else 1
+        if reverse:
+            base = (problem.r - 1) * panels.r_step + (problem.s - 1) * panels.s_step
+            base += (deep - 1) * panels.t_step
         letters = {
             other: Dim(panels.reduced, step[other], panels.block),
+            "D": Dim(deep, step.get("D", 0), sign * panels.t_step),
             "H": Dim(problem.r, step["H"], sign * panels.r_step),
             "W": Dim(problem.s, step["W"], sign * panels.s_step),
         }
@@ -260,6 +283,7 @@ class Panels:
     s_step: int
     r_step: int
     block_step: int
+    t_step: int
 
     @property
     def size(self) -> int:
@@ -280,6 +304,11 @@ class Panels:
         return [(self.block, block < self.blocks - 1), (last, block == self.blocks - 1)]
 
 
+def _around(deep: tuple[int, int]) -> Border:
+    """Planes of zeros as rows of them."""
+    return deep[0], 0, deep[1], 0
+
+
 class Batch:
     """The images of a problem, some at a time; see `Memory.batch`."""
 
@@ -287,7 +316,7 @@ class Batch:
         self._memory = memory
         self._activations = activations
         self._n = n = memory.problem.n
-        each = sum(math.prod(memory.size(x)) for x in activations if x.is_copied)
+        each = sum(memory.planes(x) * math.prod(memory.size(x)) for x in activations if x.is_copied)
         each *= DTYPE_BYTES[memory.accum]
         self.images: Expr = n  # at a time
         if each:

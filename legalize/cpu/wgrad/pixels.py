@@ -23,6 +23,7 @@ class Pixels:
     images: int
     rows: int
     total: Expr = None  # of pixels, where rows are cut from one long row whose end is not full
+    planes: int = 1  # of a volume, each of which is an image here
 
     @property
     def units(self) -> tuple[Expr, Expr]:
@@ -31,14 +32,15 @@ class Pixels:
     def of_images(self, images: Expr, *tensors: Image) -> tuple[Pixels, list[Image]]:
         """The pixels of so many images, and the tensors as they index them."""
         if self.total is None:
-            return replace(self, n=images), list(tensors)
+            return replace(self, n=images * self.planes), list(tensors)
         return self, [replace(tensor, h_step=self.q * tensor.w_step) for tensor in tensors]
 
 
 def cut(problem: ConvProblem, batch: Batch, target: int) -> Pixels:
     """Units of about `target` pixels of the images that are taken at a time."""
-    n, p, q = batch.images, problem.p, problem.q
-    pointwise = problem.r == problem.s == 1 and problem.strides == (1, 1)
+    planes = problem.z if problem.rank == 3 else 1
+    n, p, q = batch.images * planes, problem.p, problem.q
+    pointwise = set(problem.taps) == {1} and problem.strides == (1, 1)
     images = n if problem.is_static else problem.n
     dense = all(tensor.is_dense(images, p, q) for tensor in batch.tensors)
     if pointwise and problem.padding == (0, 0, 0, 0) and dense:
@@ -51,14 +53,15 @@ def cut(problem: ConvProblem, batch: Batch, target: int) -> Pixels:
     images = max(1, target // (p * q))
     if isinstance(n, int):
         images = ceildiv(n, ceildiv(n, min(images, n)))
-    return Pixels(n, p, q, images, rows)
+    return Pixels(n, p, q, images, rows, planes=planes)
 
 
 def reach(problem: ConvProblem, axis: int, tap: Expr, limit: int) -> tuple[Expr, Expr]:
     """The pixels along an axis, of `limit`, whose position under a tap is on the data."""
     size = (problem.h, problem.w)[axis]
-    stride, dilation = problem.strides[axis], problem.dilation[axis]
-    before, kernel = problem.padding[axis], (problem.r, problem.s)[axis]
+    at = axis + problem.rank - 2
+    stride, dilation = problem.strides[at], problem.dilation[at]
+    before, kernel = problem.padding[at], problem.taps[at]
 
     def low(t: Expr) -> Expr:
         return -quotient(t * dilation - before, stride, -before)

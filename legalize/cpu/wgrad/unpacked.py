@@ -1,5 +1,8 @@
 """wgrad: dw[k, c, r, s] = sum over pixels of y[n, k, p, q] * x[n, c, p*t + r*d - b, …].
 
+Planes of a volume are images, whose taps in depth read those before and behind: each has its own
+planes that it reads, as its rows and columns.
+
 A task owns a block of k and a chunk of c for all taps: its weights stay in the level-2 cache.  It
 walks over blocks of pixels; for each tap and each few input channels the accumulators, a tile of
 (input channels) x (block of k), are loaded, run over the block of pixels in registers, and are
@@ -16,8 +19,12 @@ parts are added in a fixed order: results do not depend on the number of threads
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
@@ -48,6 +55,13 @@ _BLOCK_BYTES = 48 << 10
 _INNER = 4  # blocks of k that share a copy of the data: more make long code, and gain little
 
 
+def is_apart(problem: ConvProblem) -> bool:
+    """Whether no element of the data is read by two taps, and none of them reads padding."""
+    p = problem
+    apart = all(taps <= stride for taps, stride in zip(p.taps, p.strides, strict=True))
+    return apart and set(p.dilation) == {1} and not any(p.padding)
+
+
 @dataclass(frozen=True)
 class Row:
     """One row of a register tile: the step in the data and in the weights."""
@@ -71,8 +85,8 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     fold = channels * 2 <= height and -(-channels * problem.s // height) <= 8
     border = (0, 0, 0, 0)
     if fold:
-        left = problem.padding[1]
-        last = (problem.q - 1) * problem.strides[1] + (problem.s - 1) * problem.dilation[1]
+        left = problem.padding[problem.rank - 1]
+        last = (problem.q - 1) * problem.strides[-1] + (problem.s - 1) * problem.dilation[-1]
         border = (0, left, 0, max(0, last - left - problem.w + 1))
     batch = memory.batch(
         memory.operand("grad", groups, filters, block=block),
@@ -98,13 +112,13 @@ class _Core:
         self.lanes = lanes
         self.fold = fold
         self.rows = panels.reduced * problem.s if fold else panels.reduced
+        self.deep = problem.t if problem.rank == 3 else 1  # taps in depth
         self.height = min(height, self.rows)
         self.tiles = ceildiv(self.rows, self.height)
         # Tiles whose data are copied together, and blocks of k that use the copy.
         self.together, self.inner = 0, 1
         bytes_ = DTYPE_BYTES[accum]
-        apart = problem.r <= problem.strides[0] and problem.s <= problem.strides[1]
-        apart = apart and problem.dilation == (1, 1) and problem.padding == (0, 0, 0, 0)
+        apart = problem.rank == 2 and is_apart(problem)
         # Measured: below that the first pass leaves enough of a block in the caches for the next.
         far = problem.c * problem.strides[1] * bytes_ >= m.l1_way_bytes // 4
         if apart and far and not fold:
@@ -177,7 +191,7 @@ class _Core:
     def _clear(self, parts: Expr, slab: Expr, first: Expr) -> None:
         """Zeros in the task's weights: its chunk of each tap."""
         block, lanes = self.panels.block, self.lanes
-        taps = self.problem.r * (1 if self.fold else self.problem.s)
+        taps = math.prod(self.problem.taps) // (self.problem.s if self.fold else 1)
         step = self.panels.r_step if self.fold else self.panels.s_step
         rows = self.tiles // self.chunks * self.height
         start = bind(first * self.height)
@@ -237,28 +251,41 @@ class _Core:
         for rows, fits in heights(self.rows, self.height, tile):
             tile_rows = [Row(i, i * self.panels.block) for i in range(rows)]
             taps = (1, 1) if self.together else (self.problem.r, self.problem.s)
-            with when(fits), serial(taps[0]) as r, serial(taps[1]) as s:
+            deep, down, across = serial(self.deep), serial(taps[0]), serial(taps[1])
+            with when(fits), deep as d, down as r, across as s:
                 at = slab + r * self.panels.r_step + s * self.panels.s_step
-                self._tile(
-                    x, y, parts, bind(at + first * self.panels.block), tile_rows, (r, s, first),
-                    where,
-                )  # fmt: skip
+                at = bind(at + d * self.panels.t_step + first * self.panels.block)
+                self._tile(x, y, parts, at, tile_rows, (d, r, s, first), where)
 
     def _folded(
         self, x: Image, y: Image, parts: Expr, slab: Expr, tile: Expr,
         where: tuple[Expr, Expr, Expr, Expr],
     ) -> None:  # fmt: skip
         """As `_tiles`, with rows that are pairs of a column tap and a channel."""
-        step = self.problem.dilation[1] * x.w_step
+        step = self.problem.dilation[-1] * x.w_step
         channels, block = self.panels.reduced, self.panels.block
         rows = [Row(i // channels * step + i % channels, i * block) for i in range(self.rows)]
         count = ceildiv(self.rows, self.height)
         height = ceildiv(self.rows, count)
         for number in range(count):
             some = rows[number * height : (number + 1) * height]
-            with T.If(tile == number), T.Then(), serial(self.problem.r) as r:
-                at = bind(slab + r * self.panels.r_step)
-                self._tile(x, y, parts, at, some, (r, None, 0), where)
+            deep, down = serial(self.deep), serial(self.problem.r)
+            with T.If(tile == number), T.Then(), deep as d, down as r:
+                at = bind(slab + d * self.panels.t_step + r * self.panels.r_step)
+                self._tile(x, y, parts, at, some, (d, r, None, 0), where)
+
+    @contextlib.contextmanager
+    def _plane(self, image: Expr, t: Expr) -> Iterator[tuple[Expr, Expr, Expr]]:
+        """The volume of an image, its plane there, and the data's plane that a tap reads, where
+        there is one."""
+        problem = self.problem
+        if problem.rank == 2:
+            yield image, 0, 0
+            return
+        volume, made = bind(image // problem.z), bind(image % problem.z)
+        read = bind(made * problem.strides[0] + t * problem.dilation[0] - problem.padding[0])
+        with when(tirx.all(read >= 0, read < problem.d)):
+            yield volume, made, read
 
     def _unit(
         self, n: Expr, p: Expr, r: Expr, s: Expr
@@ -281,12 +308,12 @@ class _Core:
 
     def _tile(
         self, x: Image, y: Image, parts: Expr, at: Expr, rows: list[Row],
-        tap: tuple[Expr, Expr, Expr], where: tuple[Expr, Expr, Expr, Expr],
+        tap: tuple[Expr, Expr, Expr, Expr], where: tuple[Expr, Expr, Expr, Expr],
     ) -> None:  # fmt: skip
         """One tile of accumulators over one unit of pixels."""
         problem, lanes, accum = self.problem, self.lanes, self.accum
         n, p, g, b = where
-        r, s, first = tap
+        t, r, s, first = tap
         acc = local("acc", len(rows) * self.block, accum)
 
         def each() -> list[tuple[Expr, Expr]]:
@@ -302,16 +329,19 @@ class _Core:
         for register, memory in each():
             T.buffer_store(acc, parts[memory], [register])
         images, lines, columns = self._unit(n, p, r, s)
-        strides, dilation = problem.strides, problem.dilation
-        shift_h = r * dilation[0] - problem.padding[0]
-        shift_w = -problem.padding[1] if s is None else s * dilation[1] - problem.padding[1]
+        strides, dilation = problem.strides[-2:], problem.dilation[-2:]
+        before = problem.padding[problem.rank - 2 : problem.rank]
+        shift_h = r * dilation[0] - before[0]
+        shift_w = -before[1] if s is None else s * dilation[1] - before[1]
         step = self.height if self.together else strides[1] * x.w_step
-        with serial(*images) as image, serial(*lines) as row:
-            grad = bind(y.at(image, row, 0, g) + b * self.block)
+        with serial(*images) as image, self._plane(image, t) as plane, serial(*lines) as row:
+            volume, made, read = plane
+            grad = bind(y.at(volume, row, 0, g, made) + b * self.block)
             if self.together:
                 data = bind(x.at(image - n, row - p, 0, 0))
             else:
-                data = bind(x.at(image, row * strides[0] + shift_h, shift_w, g) + first)
+                at_row = row * strides[0] + shift_h
+                data = bind(x.at(volume, at_row, shift_w, g, read) + first)
             with serial(*columns) as q:
                 vectors = [
                     y.buffer[vector(grad + q * y.w_step + v * lanes, lanes)]

@@ -101,7 +101,7 @@ def test_a_kernel_serves_all_calls_of_its_kind() -> None:
     assert source.count('{"batch_norm forward bfloat16 relu running"') == 2  # rows: two epsilons
     assert "__tvm_ffi_h(" in source
     grouped = replace(FORWARD, running=False, grouped=True)
-    assert kernel_of(grouped) == kernel_of(FORWARD)
+    assert kernel_of(grouped) == "relay_wgrad_norm_forward_bfloat16_relu_grouped"
     assert '{"group_norm forward bfloat16 relu",' in generate([grouped], 90)
     rows = replace(grouped, by_row=True)
     assert kernel_of(rows) == "relay_wgrad_norm_forward_bfloat16_relu_rows"
@@ -182,17 +182,23 @@ def test_every_call_that_is_taken_has_a_kernel() -> None:
                         assert f"{direction}<" in NORMS.source_of(kernel_of(call))
 
 
-def test_nothing_is_read_before_the_kernel_before_has_ended(tmp_path: Path) -> None:
+# Both passes, whole packs, rows side by side and short ones; what adds the sums of rows as they are and
+# side by side, of a batch, or of images and groups.
+@pytest.mark.parametrize(
+    ("call", "count"), [(BACKWARD, 6 + 2), (replace(BACKWARD, grouped=True), 6 + 6)]
+)
+def test_nothing_is_read_before_the_kernel_before_has_ended(
+    call: NormCall, count: int, tmp_path: Path
+) -> None:
     """Kernels begin while others end; what their results are read by must come after the wait."""
     if text := missing(find()):
         pytest.skip(text)
     unit, ptx = tmp_path / "kernel.cu", tmp_path / "kernel.ptx"
-    unit.write_text(NORMS.source_of(kernel_of(BACKWARD)), encoding="utf-8")
+    unit.write_text(NORMS.source_of(kernel_of(call)), encoding="utf-8")
     flags = ["-std=c++17", "-O3", "-w", "-arch=sm_90", "--expt-relaxed-constexpr", "-ptx"]
     subprocess.run([str(find().nvcc), *flags, str(unit), "-o", str(ptx)], check=True)
     kernels = [k for k in ptx.read_text().split(".entry")[1:] if "griddepcontrol.wait" in k]
-    # Both passes, whole packs and short ones; what adds the sums, of a batch, of images and groups.
-    assert len(kernels) == 4 + 1 + 3
+    assert len(kernels) == count
     for kernel in kernels:
         before = kernel[: kernel.index("griddepcontrol.wait")]
         assert "ld.global" not in before

@@ -154,8 +154,9 @@ def test_forward_and_backward(
 @pytest.mark.parametrize(
     ("dtype", "activation", "shape", "windows"),
     [
-        ("bfloat16", "relu", (2, 9, 12, 16), (3, 3, 2, 2, 1, 1, 1, 1)),
-        ("float32", "relu6", (2, 7, 8, 13), (3, 3, 2, 2, 1, 1, 1, 1)),
+        # Sizes of which no rows are side by side: their sums are added in another order.
+        ("bfloat16", "relu", (2, 5, 6, 64), (3, 3, 2, 2, 1, 1, 1, 1)),
+        ("float32", "relu6", (1, 7, 9, 13), (3, 3, 2, 2, 1, 1, 1, 1)),
         ("float16", "silu", (1, 18, 6, 8), (3, 2, 1, 2, 1, 0, 1, 0)),
     ],
 )
@@ -235,6 +236,27 @@ def by_torch(t: Tensors, groups: int, activation: str, summed: bool) -> dict[str
 def test_groups_and_activations(
     folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
 ) -> None:
+    compared(folder, dtype, shape, groups, activation, how)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "groups", "activation", "how"),
+    [
+        ("bfloat16", (2, 6, 4, 26), 26, "silu", {}),
+        ("float16", (3, 48, 12), 0, "leaky_relu", {"residual": True, "bits": True, "summed": True}),
+        ("float32", (2, 9, 13), 0, "gelu", {}),  # an odd number of rows: as they are
+    ],
+)
+def test_rows_side_by_side_are_whole_packs(
+    folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
+) -> None:
+    compared(folder, dtype, shape, groups, activation, how)
+
+
+def compared(
+    folder: Path, dtype: str, shape: tuple[int, ...], groups: int, activation: str, how: Any
+) -> None:
+    """Both directions, with float64."""
     how = dict(how)
     summed = how.pop("summed", False)
     how |= {"alpha": alpha_of(activation), "grouped": groups > 0}

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import tvm
 from tvm import te, tirx
+from tvm.target import Target
 
 from legalize import cpu, cuda
+from legalize.cpu.machine import machine
 from legalize.cpu.volume import along_depth, flattened, taps_of
 from legalize.generic import cpu_schedule, te_conv
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -42,6 +44,14 @@ CORNERS = (
     "{} n=2 c=17 d=5 h=5 w=5 k=19 t=3 r=3 s=3 pad=1,1,1,1,1,1 dtype=bf16/bf16/f32",
 )
 
+# Taps in depth as loops: strides and dilation there, tiles of several planes.
+DEEP = (
+    "{} n=2 c=32 d=5 h=6 w=7 k=16 t=2 r=3 s=2 stride=2,2,2 pad=1,0,1,0,1,1",
+    "{} n=1 c=17 d=7 h=6 w=5 k=24 t=3 r=2 s=3 stride=1,2,1 dil=2,1,2 pad=2,1,2,3,0,1",
+    "{} n=1 c=160 d=3 h=3 w=3 k=20 t=3 r=3 s=3 pad=1,1,1,1,1,1",
+)
+HOST = cpu.host_target(2)  # with as many registers as this machine has
+
 
 def problems(kind: ConvKind, count: int, seed: int) -> list[ConvProblem]:
     rng = np.random.default_rng(seed)
@@ -49,9 +59,9 @@ def problems(kind: ConvKind, count: int, seed: int) -> list[ConvProblem]:
     return drawn + [ConvProblem.parse(line.format(kind.value)) for line in CORNERS]
 
 
-def wrong(funcs: list[tirx.PrimFunc], given: list[ConvProblem]) -> list[str]:
+def wrong(funcs: list[tirx.PrimFunc], given: list[ConvProblem], target: Target = FAST) -> list[str]:
     named = {f"f{i}": f.with_attr("global_symbol", f"f{i}") for i, f in enumerate(funcs)}
-    module = tvm.compile(tvm.IRModule(named), target=FAST)
+    module = tvm.compile(tvm.IRModule(named), target=target)
     errors = [error_of(p, module[f"f{i}"]) / tolerance(p) for i, p in enumerate(given)]
     return [f"{p}: {e:.2g}" for p, e in zip(given, errors, strict=True) if not e <= 1]
 
@@ -60,6 +70,19 @@ def wrong(funcs: list[tirx.PrimFunc], given: list[ConvProblem]) -> list[str]:
 def test_kernels(kind: ConvKind) -> None:
     given = problems(kind, 6, 3)
     assert wrong([cpu.prim_func(p, FAST) for p in given], given) == []
+
+
+@pytest.mark.parametrize("target", [FAST, HOST], ids=["few registers", "host"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_taps_in_depth(kind: ConvKind, target: Target) -> None:
+    lines = [*DEEP, f"{DEEP[1]} layout=NDHWC/ODHWI/NDHWC"]
+    given = [ConvProblem.parse(line.format(kind.value)) for line in lines]
+    made = [cpu.kernel(p, target) for p in given]
+    loops = [kernel.name.startswith("depth as taps") for kernel in made]
+    # Where registers are few most weights' gradients pack columns.
+    packs = kind is ConvKind.WGRAD and machine(target).has_few_registers
+    assert any(loops) if packs else all(loops)
+    assert wrong([kernel.func for kernel in made], given, target) == []
 
 
 @pytest.mark.share(5)
@@ -93,13 +116,13 @@ def test_as_many_multiplications_as_there_are() -> None:
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1", "depth as channels, "),
+        ("k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1", "depth as taps, direct"),
         ("k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=16", "depthwise volume"),
-        ("k=32 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=16", "depth as channels, "),
+        ("k=32 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=16", "depth as taps, direct"),
         ("k=16 t=3 r=1 s=1 pad=1,0,0,1,0,0", "direct"),
         ("k=16 t=3 r=1 s=1 pad=1,0,0,1,0,0 layout=DNHWC/ODHWI/NDHWC", "direct"),
-        ("k=16 t=3 r=1 s=1 stride=1,2,1", "depth as channels, "),
-        ("k=16 t=3 r=1 s=1 layout=NHDWC/ODHWI/NDHWC", "depth as channels, "),
+        ("k=16 t=3 r=1 s=1 stride=1,2,1", "depth as taps, product"),
+        ("k=16 t=3 r=1 s=1 layout=NHDWC/ODHWI/NDHWC", "depth as taps, product"),
         ("k=16 t=1 r=1 s=1", "product"),
     ],
 )

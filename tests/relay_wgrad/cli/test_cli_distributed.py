@@ -23,23 +23,30 @@ from tests.support.children import ROOT, finding, run_module
 from tests.support.processes import ENVIRONMENT
 from tests.support.training_models import residual_net
 
+Image = pytest.importorskip("PIL.Image")
+ARRAYS, IMAGES = "samples.npz", "images"
 pytestmark = pytest.mark.longer("starts processes of its own, under torchrun")
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A folder with a network and samples for it."""
+    """A folder with a network and samples for it, arrays and images."""
     onnx.save(residual_net(blocks=0, size=6), tmp_path / "net.onnx")
     rng = np.random.default_rng(0)
     x = rng.standard_normal((40, 3, 6, 6), dtype=np.float32)
-    np.savez(tmp_path / "samples.npz", x=x, labels=rng.integers(0, 5, 40))
+    np.savez(tmp_path / ARRAYS, x=x, labels=rng.integers(0, 5, 40))
+    for number in range(40):
+        place = tmp_path / IMAGES / str(number % 5)
+        place.mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(rng.integers(0, 256, (9 + number % 4, 12, 3), "uint8"))
+        picture.save(place / f"{number}.{'png' if number % 7 == 0 else 'jpg'}")
     return tmp_path
 
 
-def command(folder: Path, batch: int, *more: str) -> list[str]:
+def command(folder: Path, batch: int, *more: str, samples: str = ARRAYS) -> list[str]:
     return [
         "train", str(folder / "net.onnx"), "--bn", "eval", "--batch", str(batch), "--data",
-        str(folder / "samples.npz"), "--no-check", "--optimizer", "momentum", *more,
+        str(folder / samples), "--no-check", "--optimizer", "momentum", *more,
     ]  # fmt: skip
 
 
@@ -64,37 +71,49 @@ def losses(path: Path) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(file) if row["loss"]]
 
 
-def test_two_processes_then_one_then_two_machines(files: Path) -> None:
-    """Ten steps of one process are as well two processes' five, and then two machines' five."""
+@pytest.mark.parametrize("samples", [ARRAYS, IMAGES])
+def test_two_processes_then_one_then_two_machines(files: Path, samples: str) -> None:
+    """Ten steps of one process are as well two processes' four, then one's three, and then two
+    machines' three."""
     alone, log, state = files / "alone.csv", files / "log.csv", files / "state.safetensors"
-    done = run_module("relay_wgrad", *command(files, 8, "--steps", "10", "--log", str(alone)))
+    ten = command(files, 8, "--steps", "10", "--log", str(alone), samples=samples)
+    done = run_module("relay_wgrad", *ten)
     assert done.returncode == 0, done.stderr
     saves = ("--log", str(log), "--save", str(state))
+    figures_of = ("--json", str(files / "figures.json"))
     out = ended(torchrun(
         ["--standalone", "--nproc-per-node", "2"],
-        command(files, 4, "--steps", "5", *saves, "--json", str(files / "figures.json")),
+        command(files, 4, "--steps", "4", *saves, *figures_of, samples=samples),
     ))  # fmt: skip
     assert "5 batches of 2 x 4 an epoch" in out
     assert out.count("loss:") == 1  # the first process prints
     figures: dict[str, Any] = json.loads((files / "figures.json").read_text())
     assert figures["processes"] == 2
+    more = ("--steps", "3", "--resume", str(state), *saves)
+    done = run_module("relay_wgrad", *command(files, 8, *more, samples=samples))
+    assert done.returncode == 0, done.stderr
     with closing(socket.create_server(("127.0.0.1", 0))) as found:
         port = found.getsockname()[1]
-    more = ("--steps", "5", "--resume", str(state), "--test", str(files / "samples.npz"), *saves)
+    more = (*more, "--test", str(files / samples))
     machines = [
         torchrun(
             ["--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1", "--master-addr",
-             "127.0.0.1", "--master-port", str(port)], command(files, 4, *more),
+             "127.0.0.1", "--master-port", str(port)],
+            command(files, 4, *more, samples=samples),
         )
         for node in range(2)
     ]  # fmt: skip
     assert "test loss" in ended(machines[0])
     assert "test loss" not in ended(machines[1])
+    assert len(losses(alone)) == 10
     np.testing.assert_allclose(losses(log), losses(alone), rtol=1e-5)
 
 
 def test_a_process_that_is_killed_ends_the_others(files: Path) -> None:
-    args = command(files, 4, "--steps", "1000000", "--log", str(files / "log.csv"))
+    """While images are read."""
+    args = command(
+        files, 4, "--steps", "1000000", "--log", str(files / "log.csv"), samples=IMAGES
+    )  # fmt: skip
     whole = torchrun(["--standalone", "--nproc-per-node", "2"], args)
     try:
         until = time.monotonic() + 120

@@ -150,34 +150,96 @@ def test_rounds(first: list[float], later: list[float], found: list[float], most
 
 
 PLAIN = "fprop n=8 c=64 h=14 w=14 k=64 r=3 s=3"
+LINE = "fprop n=8 c=64 h=1 w=900 k=64 r=1 s=3"
+LAXS = "XLA gives cuDNN the same convolution"
 
 
 @pytest.mark.parametrize(
-    ("line", "is_plain"),
+    ("line", "reason"),
     [
-        (PLAIN, True), (PLAIN.replace("fprop", "wgrad"), True), (f"{PLAIN} stride=2,2", True),
-        (f"{PLAIN} groups=64", False), (f"{PLAIN} dil=2,2", False),
-        (PLAIN.replace("c=64", "c=3"), False),
-        (PLAIN.replace("h=14", "h=1").replace("r=3", "r=1"), False),
-        (PLAIN.replace("w=14", "w=5"), False),
+        (PLAIN, LAXS), (PLAIN.replace("fprop", "wgrad"), LAXS), (f"{PLAIN} stride=2,2", LAXS),
+        (f"{PLAIN} groups=64", None), (f"{PLAIN} dil=2,2", None),
+        (PLAIN.replace("c=64", "c=3"), None), (PLAIN.replace("w=14", "w=5"), None),
+        (LINE, LAXS), (LINE.replace("fprop", "dgrad"), LAXS), (f"{LINE} dil=1,2", None),
+        (LINE.replace("w=900", "w=5"), None), (LINE.replace("c=64", "c=3"), None),
+        (LINE.replace("fprop", "wgrad"), ""), (f"{LINE} groups=64".replace("fprop", "wgrad"), ""),
+        (f"{LINE} dil=1,8 groups=64".replace("fprop", "wgrad"), ""),
+        (f"{LINE} stride=1,2".replace("fprop", "wgrad"), None),
+        (LINE.replace("fprop", "wgrad").replace("w=900", "w=40"), None),
+        (LINE.replace("fprop", "wgrad").replace("h=1 ", "h=2 "), LAXS),
     ],
 )  # fmt: skip
-def test_what_is_no_question_on_cuda(line: str, is_plain: bool, counted: Counter[str]) -> None:
-    """Nothing is built and nothing timed for it, unless all are asked about."""
+def test_what_is_no_question_on_cuda(line: str, reason: str | None, counted: Counter[str]) -> None:
+    """Nothing is timed for it, and nothing built for what is `lax`'s, unless all are asked about.
+
+    reason : why it is `lax`'s, "" where it is not; None of what is timed.
+    """
     problem = ConvProblem.parse(line)
     rj.set_measured("cuda")
-    assert bool(choice.by_rule(problem, "cuda")) is is_plain
-    assert choice.by_rule(problem, "cpu") == ""
-    if is_plain:
+    rule = choice.by_rule(problem, "cuda")
+    assert (None if rule is None else rule.reason) == reason
+    assert choice.by_rule(problem, "cpu") is None
+    if reason:
         with rj.recorded() as records:
             foreign.call(problem, Options(), "cuda")  # without a GPU
-        assert [r.reason for r in records] == ["XLA gives cuDNN the same convolution"]
+        assert [r.reason for r in records] == [LAXS]
     assert not counted
     for platforms in ((), ("cuda:all",), ("cuda", "cuda:all")):
         rj.set_measured(*platforms)
-        assert choice.by_rule(problem, "cuda") == ""
+        assert choice.by_rule(problem, "cuda") is None
         assert choice.is_measured("cuda") is bool(platforms)
     assert rj.set_measured() == ("cuda", "cuda:all")
+
+
+@pytest.mark.parametrize(("ours", "timed"), [(1.0, 2), (1.9, 4)])
+def test_kin_are_timed_once_where_it_is_clear(
+    ours: float, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines that differ in how far they are dilated; not those that are not."""
+    found: list[Any] = []
+
+    def times(*programs: Any) -> choice.Times:
+        found.append(programs)
+        return choice.Times(ours, 2.0)
+
+    monkeypatch.setattr(comparison, "times", times)
+    monkeypatch.setattr(comparison, "lowered", lambda problem, *rest: Compiled())
+    line = "fprop n=2 c=4 h=1 w=30 k=4 r=1 s=3 groups=4"
+    steps = [ConvProblem.parse(f"{line} pad=0,{d},0,{d} dil=1,{d}") for d in (1, 2, 4, 8)]
+    foreign.compare([(problem, Options()) for problem in steps], "cpu")
+    assert len(found) == timed
+    of_each = [choice.kept(problem, Options(), "cpu") for problem in steps]
+    assert of_each == [choice.Times(ours, 2.0)] * 4
+    assert choice.kept(ConvProblem.parse(f"{line} dil=1,2"), Options(), "cpu") is None  # shorter
+
+
+class Compiled:
+    def compile(self) -> Compiled:
+        return self
+
+
+@pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("rest", ["", " groups=4 dil=1,3", " layout=NHWC/OHWI/NHWC stride=1,2"])
+def test_lines_are_laxs_of_one_axis(kind: str, rest: str) -> None:
+    """XLA tells a weight gradient of one axis from one of an image's single row."""
+    line = f"{kind} n=2 c=4 h=1 w=20 k=8 r=1 s=3 pad=0,2,0,1{rest} dtype=f64/f64/f64"
+    problem = ConvProblem.parse(line)
+    given = [RNG.standard_normal(problem.shape(role)) for role in problem.roles[:2]]
+    run = foreign.by_lax(problem, Options())
+    text = str(jax.make_jaxpr(run)(*given))
+    assert "window_strides=(1,)" in text or "window_strides=(2,)" in text or kind != "fprop"
+    wider = problem.repro().replace("h=1 ", "h=2 ").replace("r=1 ", "r=2 ")  # no line: two rows
+    padded = [
+        np.concatenate([x, 0 * x], problem.layout(role).index("H")) if role != "grad" else x
+        for role, x in zip(problem.roles, given, strict=False)
+    ]
+    want = foreign.by_lax(ConvProblem.parse(wider), Options())(*padded)
+    role = problem.roles[2]
+    if role != "grad":
+        want = jnp.take(want, jnp.array([0]), problem.layout(role).index("H"))
+    got = run(*given)
+    assert got.shape == problem.shape(role)
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
 def test_platforms_by_name() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_what_is_no_array_stays_as_it_is() -> None:
     assert rj.optimize(f).__name__ == "f"
 
 
-def test_derivative_rules_of_the_user_stay_and_shard_map_is_told() -> None:
+def test_derivative_rules_of_the_user_stay() -> None:
     @jax.custom_vjp
     def twice(x: Any, w: Any) -> Any:
         return 2 * lax.conv(x, w, (1, 1), "SAME")
@@ -87,15 +88,29 @@ def test_derivative_rules_of_the_user_stay_and_shard_map_is_told() -> None:
     f = rj.optimize(twice)
     assert error(f(X, W), twice(X, W)) < 1e-12
     assert float(jax.grad(lambda x: f(x, W).sum())(X)[0, 0, 0, 0]) == twice(X, W).size
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("b",))
-    spec = jax.sharding.PartitionSpec("b")
-    mapped = jax.shard_map(
-        lambda x: lax.conv(x, jnp.asarray(W), (1, 1), "SAME"), mesh=mesh, in_specs=spec,
-        out_specs=spec,
-    )  # fmt: skip
-    with rj.recorded() as records:
-        assert error(rj.optimize(mapped)(X), mapped(X)) < 1e-12
-    assert records == [rj.Record("", "within shard_map")]
+
+
+def test_zeros_between_pixels_are_a_dilation() -> None:
+    """A transposed convolution that is written with `lax.pad`; not what pads with something else,
+    or cuts pixels."""
+
+    def f(x: Any, w: Any, value: Any = 0.0, low: int = 1, batch: int = 0) -> Any:
+        config = ((0, batch, 0), (0, 0, 0), (low, 0, 1), (0, 2, 2))
+        wide = lax.pad(x, jnp.asarray(value, x.dtype), config)
+        return lax.conv(wide, w, (1, 1), "SAME")
+
+    for options, kind in (
+        ({}, "dgrad"), ({"value": 1.0}, "fprop"), ({"low": -1}, "fprop"), ({"batch": 1}, "fprop"),
+    ):  # fmt: skip
+        g = partial(f, **options)
+        for function in (g, jax.grad(lambda x, w, g=g: jnp.sin(g(x, w)).sum(), (0, 1))):
+            with rj.recorded() as records:
+                got = rj.optimize(function)(X, W)
+            for one, two in zip(jax.tree.leaves(got), jax.tree.leaves(function(X, W)), strict=True):
+                assert error(one, two) < 1e-12
+            assert records[0].problem.partition(" ")[0] == kind, options
+    both = jax.vmap(rj.optimize(lambda x, w: f(x[None], w)), (0, None))(X, W)
+    assert error(both[:, 0], f(X, W)) < 1e-12
 
 
 def test_mutable_references() -> None:
@@ -308,6 +323,23 @@ mapped = jax.shard_map(
     out_specs=P(),
 )
 near(jax.jit(jax.grad(mapped, (0, 1)))(xs, ws), want)
+
+# Of `lax`'s the bodies are rewritten, of the function and of its gradient.
+plain = jax.shard_map(
+    lambda x, w: lax.psum(loss(lax.conv)(x, w), "b"), mesh=mesh, in_specs=(P("b"), P()),
+    out_specs=P(),
+)
+for function, count in (
+    (jax.grad(rj.optimize(plain), (0, 1)), 1), (rj.optimize(jax.grad(plain, (0, 1))), 3),
+    (rj.optimize(jax.jit(jax.grad(plain, (0, 1)))), 3),
+):
+    with rj.recorded() as records:
+        near(jax.jit(function)(xs, ws), want)
+    assert [record.reason for record in records] == [""] * count, records
+    assert all("n=2 " in record.problem for record in records), records
+whole = jax.shard_map(lambda x, w: lax.conv(x, w, (1, 1), "SAME"), mesh=mesh,
+                      in_specs=(P("b"), P()), out_specs=P("b"), check_vma=False)
+near(rj.optimize(whole)(xs, ws), lax.conv(x, w, (1, 1), "SAME"))
 """
 _SHARED_STEPS = """
 @jax.checkpoint

@@ -26,7 +26,8 @@ def test_results_are_the_callers() -> None:
         return kept
 
     like = [jax.ShapeDtypeStruct((3, 4), "float32"), jax.ShapeDtypeStruct((), "float64")]
-    run = enqueued(function, like, lambda to, made: made.copyto(to), "cpu")
+    takes = [jax.ShapeDtypeStruct((3, 4), "float32"), jax.ShapeDtypeStruct((5,), "float64")]
+    run = enqueued(function, takes, like, lambda to, made: made.copyto(to), "cpu")
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -46,11 +47,34 @@ def test_results_are_the_callers() -> None:
     assert wrong == []
 
 
+def test_results_in_the_places_of_what_is_donated() -> None:
+    """Of one shape and dtype; what has no such result stays, and what is read is read before."""
+    kept = [tvm.runtime.empty((64,), "float32") for _ in range(2)]
+
+    def function(a: Any, b: Any, c: Any) -> list[Any]:
+        kept[0].copyfrom(b.numpy() * 2)
+        kept[1].copyfrom(a.numpy() + b.numpy() + c.numpy()[:64])
+        return kept
+
+    like = [jax.ShapeDtypeStruct((64,), "float32")] * 2
+    takes = [*like, jax.ShapeDtypeStruct((65,), "float32")]
+    run = enqueued(function, takes, like, lambda to, made: made.copyto(to), "cpu", [0, 2])
+    a, b, c = jnp.arange(64.0, dtype="float32"), jnp.ones(64, "float32"), jnp.ones(65, "float32")
+    place = a.unsafe_buffer_pointer()
+    first, second = jax.block_until_ready(run(a, b, c))
+    assert a.is_deleted()
+    assert not b.is_deleted()
+    assert not c.is_deleted()
+    assert first.unsafe_buffer_pointer() == place
+    assert bool((first == 2).all())
+    assert bool((second == jnp.arange(64) + 2).all())
+
+
 def test_what_a_function_raises_is_an_error_of_the_call() -> None:
     def function(x: Any) -> list[Any]:
         raise ValueError("no such number")
 
     like = [jax.ShapeDtypeStruct((2,), "float32")]
-    run = enqueued(function, like, lambda to, made: None, "cpu")
+    run = enqueued(function, like, like, lambda to, made: None, "cpu")
     with pytest.raises(Exception, match="no such number"):
         jax.block_until_ready(run(jnp.ones(2, "float32")))

@@ -67,6 +67,27 @@ def test_arrays_without_axes() -> None:
         same(step(*given), jax.value_and_grad(f, (0, 1, 2))(*given), 1e-12)
 
 
+def test_donated_arguments() -> None:
+    """They are given up, but for one that is a result as it stands; weights of a loop of steps."""
+
+    def step(weights: Any, x: Any, kept: Any) -> Any:
+        gradient = jax.grad(lambda w: ((x @ w["a"] - w["b"]) ** 2).sum())(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), kept
+
+    x = np.random.default_rng(0).standard_normal((5, 3))
+    first = {"a": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+    run = compiled(step, (first, x, jnp.ones(4)), donate_argnums=(0, 2))
+    weights, kept = jax.tree.map(jnp.copy, first), jnp.arange(4.0)
+    wanted = first
+    for _ in range(3):
+        before = weights
+        weights, kept = run(before, x, kept)
+        wanted, _ = step(wanted, x, kept)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    same(weights, wanted, 1e-12)
+    assert kept.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_refused() -> None:
     step = compiled(lambda x: x * 2, (np.ones((2, 3)),))
     with pytest.raises(ValueError, match=r"argument 0 is float32\[2, 3\], the example float64"):
@@ -81,6 +102,8 @@ def test_refused() -> None:
         compiled(jnp.linalg.cholesky, (np.eye(2),))
     with pytest.raises(ValueError, match="device must be"):
         compiled(jnp.sin, (np.eye(2),), device="tpu")
+    with pytest.raises(ValueError, match="donate_argnums are of 1 arguments, got 1"):
+        compiled(jnp.sin, (np.eye(2),), donate_argnums=1)
     with pytest.raises(ValueError, match=r"backends are a GPU's, got \('cudnn',\) for .* 'cpu'"):
         compiled(jnp.sin, (np.eye(2),), backends=("cudnn",))
 

@@ -55,6 +55,26 @@ def test_joined_twice() -> None:
     np.testing.assert_array_equal(got, np.concatenate(arrays, 3))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_bias_behind_one(dtype: str) -> None:
+    """As a transposed convolution's: computed in registers, written in packs."""
+    given = operands([8, 16], dtype) | {"bias": ((8,), "float32")}
+
+    def body(e: Any, x: Any, y: Any, bias: Any) -> Any:
+        return e(op.concat([e(op.add(x, e(op.astype(bias, dtype)))), y], 3))
+
+    func = function(given, body)
+    schedule = OnTheHost().apply(func, CUDA, False)
+    assert "T.vectorized" in schedule.mod.script()
+    rng = np.random.default_rng(3)
+    x, y = (rng.standard_normal((*N, c)).astype(dtype) for c in (8, 16))
+    bias = rng.standard_normal(8).astype("float32")
+    arrays = {"x0": x, "x1": y, "bias": bias}
+    order = [arrays[str(p.name)] for p in func.params[:-1]]
+    got = run(schedule.mod["main"], order, np.full((*N, 24), np.nan, dtype))
+    np.testing.assert_array_equal(got, np.concatenate([x + bias.astype(dtype), y], 3))
+
+
 @pytest.mark.parametrize(
     ("given", "body"),
     [

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import relay_wgrad.torch as rt
 from relay_wgrad.torch import compiler, replayed
-from relay_wgrad.torch.replayed import LATER, MISSES, TRIES, WARM, Replayed
+from relay_wgrad.torch.replayed import LATER, MISSES, TRIES, WARM, Replayed, Written
 from tests.support.torch.lane import Lane, borrowed, on_lanes
 
 
@@ -153,7 +153,7 @@ def test_memory_of_their_own() -> None:
     w, s, held = torch.ones(2, 3), torch.tensor(2.0), []
     for i in range(20):
         x = torch.full((2, 3), float(i))
-        results, _, operands, token = repeated([w, x, s])
+        results, _, operands, token, _ = repeated([w, x, s])
         assert torch.equal(operands[1], x)
         assert (token is not None) is (i >= WARM)
         held.append((results[0], w * x + s))
@@ -163,6 +163,65 @@ def test_memory_of_their_own() -> None:
     tokens = [repeated([w, x, s]).token for _ in range(2)]
     assert lane.launches == 20 - WARM + 1  # the first of them is still somebody's
     assert tokens[1] is None
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_is_written_into_operands(refused: bool) -> None:
+    """A result, and a count, by the graph itself, where they lie; autograd sees that they changed.
+    Elsewhere, or where the device has something against it, it is left to the caller."""
+    lane, told = Lane(), list[str]()
+    lane.refuses = refused
+    repeated = Replayed(plain, raw, lane, told.append, own={0, 1}, token=True,
+                        written=Written([0], [1], [3]))  # fmt: skip
+    x, s = torch.arange(6.0).reshape(2, 3), torch.tensor(0.5)
+    w, count = torch.ones(2, 3), torch.tensor(0)
+    for i in range(30):
+        if i == 15:
+            w, count = w.clone(), count.clone()
+        before, wanted = (w._version, count._version), x * w + s
+        made = repeated([x, w, s, count])
+        if not made.written:
+            w.copy_(made.results[0])
+            count.add_(1)
+        assert torch.equal(w, wanted)
+        assert torch.equal(made.results[0], wanted)
+        assert int(count) == i + 1
+        assert w._version > before[0]
+        assert count._version > before[1]
+        assert made.written is (not refused and WARM <= i < 15)
+        del made  # and the token
+    assert lane.launches > 20
+    assert len(told) == (2 if refused else 0)
+
+
+class Shares(Lane):
+    """Of a function whose first result is its second operand."""
+
+    def captured(self, function: Any) -> Any:
+        shared, made = function()
+
+        def launch() -> None:
+            torch.from_dlpack(made).copy_(torch.from_dlpack(function()[1]))
+
+        return [shared, made], launch
+
+
+def test_what_is_written_is_no_result_of_before() -> None:
+    """A result that is an operand's memory is what it was before that is written."""
+
+    def shares(*args: Any) -> list[Any]:
+        return [args[1], raw(*args)[0]]
+
+    repeated = Replayed(lambda args: [args[1].clone(), function(*args)[0]], shares, Shares(), print,
+                        own={0, 1}, token=True, written=Written([1], [1], []))  # fmt: skip
+    w, x, s = torch.ones(2, 3), torch.full((2, 3), 2.0), torch.tensor(0.5)
+    for _ in range(8):
+        before, made = w.clone(), repeated([x, w, s])
+        assert torch.equal(made.results[0], before)
+        assert not made.written
+        w.copy_(made.results[1])
+        del made
+    assert repeated.is_graph
 
 
 class Net(nn.Module):

@@ -7,7 +7,7 @@ import torch
 
 from relay_wgrad.torch.several import ALIGNED, SMALL, Copies, CopyEach
 
-SHAPES = ((3,), (4, 4), (2, 5, 3, 3), (), (0, 3), (7, 1, 2), (SMALL,))
+SHAPES = ((4, 4), (3,), (2, 5, 3, 3), (), (0, 3), (8,), (7, 1, 2), (0,), (SMALL,), (1,))
 DTYPES = (torch.float32, torch.float16, torch.int64)
 
 
@@ -21,7 +21,7 @@ def tensors() -> dict[int, torch.Tensor]:
 def test_copies_are_tensors_of_their_own() -> None:
     given = tensors()
     results: list[torch.Tensor | None] = [None] * (2 * len(given) + 1)
-    copies = Copies(given)
+    copies = Copies(given, len(results))
     copies.into(results)
     first = [x for x in results if x is not None]
     copies.into(results)
@@ -41,9 +41,20 @@ def test_copies_are_tensors_of_their_own() -> None:
     assert all(torch.equal(x, y) for x, y in zip(first[3:], [*given.values()][3:], strict=True))
 
 
+@pytest.mark.parametrize("shapes", [[(3,), (9,)], [(2, 3), (5, 1)], [(3,)]])
+def test_of_one_kind(shapes: list[tuple[int, ...]]) -> None:
+    given = {i: torch.randn(shape) for i, shape in enumerate(shapes)}
+    results: list[torch.Tensor | None] = [None] * len(given)
+    Copies(given, len(given)).into(results)
+    for i, x in given.items():
+        copy = results[i]
+        assert copy is not None
+        assert torch.equal(copy, x)
+
+
 def test_a_small_one_keeps_little() -> None:
     results: list[torch.Tensor | None] = [None] * 100
-    Copies(tensors()).into(results)
+    Copies(tensors(), 100).into(results)
     assert max(x.untyped_storage().nbytes() for x in results[1:13:2] if x is not None) < SMALL
 
 

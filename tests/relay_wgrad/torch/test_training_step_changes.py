@@ -265,6 +265,27 @@ def test_numbers_of_one_value_are_of_one_type() -> None:
         assert torch.equal(torch.signbit(step(X * 0)), torch.signbit(twin(X * 0)))
 
 
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.scale
+
+
+def test_a_parameter_in_the_place_of_an_equal_one() -> None:
+    """Of one number, which PyTorch calls equal: gradients are the new one's."""
+    module = Scale()
+    step, before = rt.TrainingStep(module, X), module.scale
+    for _ in range(2):
+        module.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        step(X).sum().backward()
+        assert before.grad is None
+        torch.testing.assert_close(module.scale.grad, X.sum().reshape(1))
+    assert len(step._programs) == 1
+
+
 @pytest.mark.longer("a bound of time")
 def test_comparing_takes_little_of_the_host() -> None:
     """A bound for busy machines; `python -m benchmarks cpu host` has the time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 from torch import nn
 
 import relay_wgrad.torch as rt
+from relay_wgrad.torch import programs
+from relay_wgrad.training import devices
+from relay_wgrad.training.options import Options
 from tests.support.children import run_script
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -54,6 +58,23 @@ class Branches(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return x * self.used + (x * self.stopped).detach()
+
+
+def test_pytorchs_settings_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU; on a CPU bits are always the same."""
+    asked: list[Options] = []
+    monkeypatch.setattr(devices, "place", lambda name, options: asked.append(options))
+    flags = torch.backends.cudnn
+    for benchmark, deterministic, everywhere in product((False, True), repeat=3):
+        with flags.flags(benchmark=benchmark, deterministic=deterministic, allow_tf32=benchmark):
+            torch.use_deterministic_algorithms(everywhere)
+            chosen = programs.choices("cuda")
+            torch.use_deterministic_algorithms(False)
+        programs.compiled_at(torch.device("cuda", 0), chosen)
+        found = asked.pop()
+        assert (found.benchmark, found.tf32) == (benchmark, benchmark)
+        assert found.deterministic is (deterministic or everywhere)
+    assert programs.choices("cpu").deterministic
 
 
 def test_what_has_no_gradient_gets_none() -> None:

@@ -99,6 +99,8 @@ def test_options_are_those_that_a_library_has() -> None:
     given = backend_options(["cudnn", "cutlass"], Options(tf32=False, benchmark=True))
     assert given["cudnn"] == {"allow_tf32": False, "deterministic": True, "benchmark": True}
     assert given["cutlass"] == {"allow_tf32": False, "deterministic": True}
+    anyhow = backend_options(["cudnn"], Options(deterministic=False))
+    assert anyhow["cudnn"] == {"allow_tf32": True, "deterministic": False, "benchmark": False}
 
 
 def test_each_call_has_its_function(registered: None) -> None:

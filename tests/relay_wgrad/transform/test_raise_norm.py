@@ -16,7 +16,7 @@ from tvm.ir import assert_structural_equal
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
 from relay_wgrad.training.step import ADJOINT, converted, step_module
-from relay_wgrad.transform import grad
+from relay_wgrad.transform import grad, mixed_precision
 from relay_wgrad.transform.raise_norm import RaiseBatchNorm, RaisedNorm, raise_batch_norm
 from tests.support.compiled import virtual_machine
 from tests.support.fast import FAST
@@ -270,12 +270,14 @@ def test_layers_are_rows() -> None:
             assert np.linalg.norm(a - b) < 1e-10 * max(np.linalg.norm(b), 1)
 
 
-def test_layers_in_half_follow_what_they_normalize() -> None:
-    """Of a convolution it is half, of a sum float32."""
+@pytest.mark.parametrize("promoted", [False, True])
+def test_layers_in_half_follow_what_they_normalize(promoted: bool) -> None:
+    """Of a convolution it is half, of a sum float32, or half where half tensors' sums are."""
     graph = from_torch(Layers(), (torch.zeros(2, 2, 4, 3),))
-    step = tvm.IRModule({"main": step_module(graph, dtype="bfloat16", raise_norms=True)[ADJOINT]})
-    found = [str(c.args[0].ty.dtype) for c in calls(step, GROUPED)]
-    assert found == ["bfloat16", "float32", "bfloat16"]
+    raised, _ = raise_batch_norm(graph.module)
+    mod = mixed_precision(raised, dtype="bfloat16", promoted=promoted)
+    found = [str(c.args[0].ty.dtype) for c in calls(mod, GROUPED)]
+    assert found == ["bfloat16", "bfloat16" if promoted else "float32", "bfloat16"]
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,10 @@ class ResNet18(nnx.Module):
 
 
 def resnet18(optimize: Optimize, whole: bool, dtype: Any, width: int = 64) -> Step:
-    """Of images NHWC: `nnx.jit`, statistics that the loss writes into the model."""
+    """Of images NHWC: `nnx.jit`, statistics that the loss writes into the model.
+
+    The objects are taken apart once, else by Python in each step, longer than an H200 computes.
+    """
     model = ResNet18(width, dtype)
     if dtype == jnp.float64:  # flax has statistics in float32
         nnx.update(model, jax.tree.map(partial(_as, dtype), nnx.state(model)))
@@ -95,7 +98,7 @@ def resnet18(optimize: Optimize, whole: bool, dtype: Any, width: int = 64) -> St
         state.update(model, gradients)
         return value
 
-    return partial(nnx.jit(of_step(step)), model, state)
+    return nnx.cached_partial(nnx.jit(of_step(step)), model, state)
 
 
 # ---- equinox: a U-Net ----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
+    bf16_compress_hook,
     fp16_compress_hook,
 )
 from torch.nn.parallel import DistributedDataParallel
@@ -136,18 +137,19 @@ def no_sync() -> None:
     compare(made, whole_batches(every=2))
 
 
-def hook() -> None:
-    """Of gradients rounded on their way, beside PyTorch's with the same hook."""
+def rounded(hook: Any, error: float, **options: Any) -> None:
+    """Gradients that a hook rounds on their way, beside PyTorch's with the same hook."""
     found = []
     for is_ours in (True, False):
         made = module()
-        parallel = DistributedDataParallel(step_of(made) if is_ours else made)
-        parallel.register_comm_hook(None, fp16_compress_hook)
+        parallel = DistributedDataParallel(step_of(made) if is_ours else made, **options)
+        # By its name PyTorch leaves bfloat16's to NCCL, though Gloo adds such numbers too.
+        parallel.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
         train(parallel)
         found.append(made)
     ours, theirs = found
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)  # a rounding may go either way
+        torch.testing.assert_close(a, b, rtol=error, atol=error)  # a rounding may go either way
 
 
 def sharded() -> None:
@@ -185,7 +187,11 @@ CHECKS: dict[str, Callable[[], None]] = {
     "rebuilt buckets": lambda: with_options(bucket_cap_mb=1e-4),
     "gradient_as_bucket_view": lambda: with_options(gradient_as_bucket_view=True),
     "static_graph": lambda: with_options(static_graph=True),
-    "hook": hook,
+    "float16 on the way": lambda: rounded(fp16_compress_hook, 1e-3),
+    "bfloat16 on the way": lambda: rounded(bf16_compress_hook, 1e-2),
+    "bfloat16 in views of static buckets": lambda: rounded(
+        bf16_compress_hook, 1e-2, static_graph=True, gradient_as_bucket_view=True
+    ),
     "fully_shard": sharded,
     "FullyShardedDataParallel": flattened,
 }

@@ -19,6 +19,7 @@ class Lane:
 
     def __init__(self, fails: int = 0) -> None:
         self.captures, self.launches, self.fails = 0, 0, fails
+        self.refuses = False  # PyTorch's work
 
     def done(self, function: Callable[[], Any]) -> Any:
         return function()
@@ -37,6 +38,16 @@ class Lane:
                 torch.from_dlpack(old).copy_(torch.from_dlpack(new))
 
         return results, launch
+
+    def also(self, launch: Callable[[], None], work: Callable[[], None]) -> Callable[[], None]:
+        if self.refuses:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        def both() -> None:
+            launch()
+            work()
+
+        return both
 
 
 def borrowed(tensor: torch.Tensor) -> Any:

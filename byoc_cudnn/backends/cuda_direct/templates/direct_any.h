@@ -14,7 +14,9 @@ inline tvm::ffi::Function convolution(
   static std::mutex* mutex = new std::mutex();
   static std::set<std::string>* names = new std::set<std::string>();
   Conv conv = {};
-  attributes(conv, kind, dtypes, strides, padding, dilation, groups);
+  const size_t dims = std::string(layouts).find('D') == std::string::npos ? 2 : 3;
+  conv.dims = static_cast<int>(dims);
+  attributes(conv, kind, dtypes, strides, padding, dilation, groups, dims);
   conv.nchw = named("layouts", layouts, kLayouts);
   conv.alignment = number("alignment", alignment, 1);
   if (kernel == 0) TVM_FFI_THROW(ValueError) << kWho << ": no kernel for " << std::string(problem);
@@ -23,7 +25,7 @@ inline tvm::ffi::Function convolution(
     std::lock_guard<std::mutex> lock(*mutex);
     conv.name = names->insert(name).first->c_str();
   }
-  Conv& one = kept(conv, problem, {conv.nchw, conv.alignment, kernel});
+  Conv& one = kept(conv, problem, {conv.nchw, conv.alignment, kernel}, dims);
   return tvm::ffi::Function::FromExternC(&one, call_kept, nullptr);
 }
 

@@ -5,10 +5,10 @@
 #include <cstdint>
 
 // A call.  Channels are all of a tensor's, not of a group.  `source` is the epilogue's operand: a bias,
-// a residual or what a mask compares.
+// a residual or what a mask compares.  An image has one plane, and one tap in depth.
 struct RelayWgradDirectCall {
-  int n, h, w, c, k, r, s, p, q, groups;
-  int top, left, stride[2], dilation[2];
+  int n, d, h, w, c, k, t, r, s, z, p, q, groups;
+  int front, top, left, stride[2], dilation[2];
   bool nchw;  // else channels come last, in the weight too
   const void *first, *second, *source;
   void* result;

@@ -321,6 +321,7 @@ int few_dgrad(const RelayWgradDirectCall& call, cudaStream_t stream) {
   using B = FewBack<Z>;
   if (call.wanted != nullptr) return *call.wanted = 0, 0;
   const WideCall z = wide_call(call);
+  if (is_point<Z>(z)) return point_dgrad<Z, After>(z, stream);
   const int chunks = static_cast<int>(ceil_of64(z.c, 32));
   const int parts = chunks >= 8 ? 1 : ceil_of(8, chunks);
   const int warps = chunks * parts <= B::MOST / 32 ? chunks * parts : B::MOST / 32;

@@ -155,6 +155,7 @@ template <typename T, typename Out, typename After, int... numbers>
 int few_wgrad(const RelayWgradDirectCall& call, cudaStream_t stream) {
   using Z = Few<T, numbers...>;
   const WideCall z = wide_call(call);
+  if (is_point<Z>(z)) return point_wgrad<Z, Out>(z, stream, call.wanted);
   if (z.c <= 64) return few_with<Z, FewWeight<Z, 1, 4>, Out>(z, stream, call.wanted);
   if constexpr (Z::NB <= 8) {
     if (z.c > 256 && z.c <= 384 && FewWeight<Z, 3, 8>::BYTES <= most_shared()) return few_with<Z, FewWeight<Z, 3, 8>, Out>(z, stream, call.wanted);

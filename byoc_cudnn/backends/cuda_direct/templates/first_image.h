@@ -31,9 +31,9 @@ __device__ inline void read_first_filters(Spot to, const typename Z::T* weight) 
     const int term = i % terms, line = i / terms, phase = line / I::FILTERS;
     const int filter = I::filter(line % I::FILTERS), pair = term / 2, r = pair / Z::PAIRS;
     const int e = pair % Z::PAIRS * 2 + term % 2 - Z::moved(phase);
-    const bool there = filter < Z::K && r < Z::R && e >= 0 && e < Z::SC;
+    const bool there = filter < Z::K && r < Z::LINES && e >= 0 && e < Z::SC;
     write_2(to + static_cast<Spot>(line * I::PITCH * 16 + term * 2),
-            there ? __ldg(bits + (filter * Z::R + r) * Z::SC + e) : static_cast<unsigned short>(0));
+            there ? __ldg(bits + (filter * Z::LINES + r) * Z::SC + e) : static_cast<unsigned short>(0));
   }
 }
 
@@ -45,13 +45,12 @@ __global__ void __launch_bounds__(Z::THREADS, FirstImage<Z>::RESIDENT)
   using I = FirstImage<Z>;
   constexpr int items = ceil_of(Z::UNITS, 2 * Z::MT) * Z::PHASES;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t4 = lane % 4;
-  const int height = static_cast<int>(z.h), width = static_cast<int>(z.w);
   const int rows = static_cast<int>(z.p), columns = static_cast<int>(z.q);
   const Spot filters = shared_memory(), tile_0 = filters + I::FILTER_BYTES;
   const auto* const source = static_cast<const T*>(z.source);
   after_the_one_before();
   auto read = [&](const FirstTile& from, int to) {
-    read_rows<Z>(tile_0 + to * Z::TILE, image, from, height, width);
+    read_rows<Z>(tile_0 + to * Z::TILE, image, from, z);
   };
   int turn = 0;
   FirstTile at = first_tile<Z>(blockIdx.x, down, across);
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(Z::THREADS, FirstImage<Z>::RESIDENT)
       wait_copies<0>();
     }
     __syncthreads();
-    const int64_t first = ((int64_t{at.n} * rows + at.row) * columns + at.column) * Z::K;
+    const int64_t first = ((int64_t{at.plane} * rows + at.row) * columns + at.column) * Z::K;
 #pragma unroll 1
     for (int item = warp; item < items; item += Z::WARPS) {
       const int phase = item % Z::PHASES, unit = item / Z::PHASES * 2 * Z::MT;
@@ -164,8 +163,8 @@ __global__ void __launch_bounds__(Z::THREADS, FirstImage<Z>::RESIDENT)
         const int column = at.column + (u % Z::TU * 8 + g) * Z::PHASES + phase;
         const int channel = i / (2 * Z::MT) * 32 + t4 * 8;
         if (u >= Z::UNITS || row >= rows || column >= columns || channel >= Z::K) continue;
-        const int64_t to = ((int64_t{at.n} * rows + row) * columns + column) * Z::K + channel;
-        mend<Z, After, false>(out, to, image, weight, z, Z::C, Z::K, at.n, row, column, channel);
+        const int64_t to = ((int64_t{at.plane} * rows + row) * columns + column) * Z::K + channel;
+        mend<Z, After, false>(out, to, image, weight, z, Z::C, Z::K, at.plane, row, column, channel);
       }
     }
     __syncthreads();

@@ -29,7 +29,7 @@ __device__ inline void read_first_gradient(Spot to, const typename Z::T* grad, c
     const int chunk = i % W::NB, pixel = i / W::NB;
     const int row = at.row + pixel / Z::COLUMNS, column = at.column + pixel % Z::COLUMNS;
     const bool there = row < rows && column < columns;
-    const int64_t from = ((int64_t{at.n} * rows + row) * columns + column) * Z::K + chunk * 8;
+    const int64_t from = ((int64_t{at.plane} * rows + row) * columns + column) * Z::K + chunk * 8;
     copy_16(to + static_cast<Spot>((pixel * W::PITCH + chunk) * 16), there ? grad + from : grad, there);
   }
 }
@@ -41,7 +41,6 @@ __global__ void __launch_bounds__(Z::THREADS, FirstWeight<Z>::RESIDENT)
   using T = typename Z::T;
   using W = FirstWeight<Z>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t4 = lane % 4;
-  const int height = static_cast<int>(z.h), width = static_cast<int>(z.w);
   const int rows = static_cast<int>(z.p), columns = static_cast<int>(z.q);
   const int phase = warp % Z::PHASES, block = warp / Z::PHASES % W::DOWN * Z::MT;
   const int filter = warp / (Z::PHASES * W::DOWN) % W::BESIDE * Z::NT, split = warp / W::APART;
@@ -53,7 +52,7 @@ __global__ void __launch_bounds__(Z::THREADS, FirstWeight<Z>::RESIDENT)
   after_the_one_before();
   auto read = [&](const FirstTile& from, int to) {
     const Spot stage = stage_0 + to * W::STAGE;
-    read_rows<Z>(stage, image, from, height, width);
+    read_rows<Z>(stage, image, from, z);
     read_first_gradient<Z>(stage + Z::TILE, grad, from, rows, columns);
   };
   int turn = 0;
@@ -137,12 +136,12 @@ __global__ void __launch_bounds__(Z::THREADS, FirstWeight<Z>::RESIDENT)
     if (split < half) each([&](int i, float& sum) { sum += read_f(lines + i * 128); });
   }
   if (split > 0) return;
-  float* const mine = parts + (int64_t{blockIdx.x} * Z::PHASES + phase) * (Z::K * Z::R * Z::SC);
+  float* const mine = parts + (int64_t{blockIdx.x} * Z::PHASES + phase) * (Z::K * Z::LINES * Z::SC);
   each([&](int i, float sum) {
     const int m = i / 4 / Z::NT, n = i / 4 % Z::NT;
     const int pair = 8 * (block + m) + g, k = (filter + n) * 8 + t4 * 2 + i % 2, r = pair / Z::PAIRS;
     const int e = pair % Z::PAIRS * 2 + i % 4 / 2 - Z::moved(phase);
-    if (r < Z::R && e >= 0 && e < Z::SC && k < Z::K) mine[(k * Z::R + r) * Z::SC + e] = sum;
+    if (r < Z::LINES && e >= 0 && e < Z::SC && k < Z::K) mine[(k * Z::LINES + r) * Z::SC + e] = sum;
   });
 }
 

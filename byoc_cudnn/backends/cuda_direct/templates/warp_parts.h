@@ -4,13 +4,13 @@ namespace {
 
 // A call whose sizes can be multiplied.
 struct WideCall {
-  int64_t n, h, w, c, k, p, q;
+  int64_t n, d, h, w, c, k, planes, p, q;  // planes: of the result, where d are the data's
   const void *first, *second, *source;
   void *out, *workspace;
 };
 
 inline WideCall wide_call(const RelayWgradDirectCall& z) {
-  return {z.n, z.h, z.w, z.c, z.k, z.p, z.q, z.first, z.second, z.source, z.result, z.workspace};
+  return {z.n, z.d, z.h, z.w, z.c, z.k, z.z, z.p, z.q, z.first, z.second, z.source, z.result, z.workspace};
 }
 
 template <typename T>
@@ -120,8 +120,14 @@ inline cudaError_t sum_parts(const WideCall& z, int64_t count, int many,
                      static_cast<const float*>(z.workspace), static_cast<T*>(z.out), count, many);
 }
 
+// Taps in depth of a kernel for volumes, and the planes of padding before the first.
+template <typename Z>
+constexpr int depth_taps = 1;
+template <typename Z>
+constexpr int depth_front = 0;
+
 // A result's pixel and channel by single products, of what there is only: CG channels and KG filters in
-// a group.  `in` is the image, or with `back` the result's gradient.
+// a group.  `in` is the image, or with `back` the result's gradient; `n` counts planes of volumes.
 template <typename Z, bool back>
 __device__ inline float alone(const typename Z::T* in, const typename Z::T* weight, const WideCall& z,
                               int cg, int kg, int64_t n, int row, int column, int channel) {
@@ -131,7 +137,13 @@ __device__ inline float alone(const typename Z::T* in, const typename Z::T* weig
   float sum = 0;
 #pragma unroll 1
   for (int tap = 0; tap < Z::RS; ++tap) {
-    const int r = tap / Z::S, s = tap % Z::S;
+    const int r = tap / Z::S % Z::R, s = tap % Z::S;
+    int64_t plane = n;
+    if constexpr (depth_taps<Z> > 1) {
+      const int64_t deep = n % z.planes * Z::ST - depth_front<Z> + tap / (Z::R * Z::S);
+      if (deep < 0 || deep >= z.d) continue;
+      plane = n / z.planes * z.d + deep;
+    }
     int y = row * Z::ST - Z::PH + r * Z::DI, x = column * Z::ST - Z::PW + s * Z::DI;
     if constexpr (back) {
       y = row + Z::PH - r * Z::DI, x = column + Z::PW - s * Z::DI;
@@ -139,7 +151,7 @@ __device__ inline float alone(const typename Z::T* in, const typename Z::T* weig
       y /= Z::ST, x /= Z::ST;
     }
     if (y < 0 || y >= height || x < 0 || x >= width) continue;
-    const typename Z::T* const pixel = in + ((n * height + y) * width + x) * ins + group * many;
+    const typename Z::T* const pixel = in + ((plane * height + y) * width + x) * ins + group * many;
 #pragma unroll 1
     for (int i = 0; i < many; ++i) {
       const int64_t of = back ? (int64_t{group * many + i} * Z::RS + tap) * cg + channel % cg

@@ -39,7 +39,11 @@ def given(problem: ConvProblem, address: int = 4096) -> list[Any]:
 
 TABLE: list[tuple[int, Any, str]] = [
     (1, "conv", "cuda_direct: kind must be one of fprop, dgrad, wgrad, got conv"),
-    (2, "NHWC/OIHW/NHWC", "layouts must be one of NHWC/OHWI/NHWC, NCHW/OIHW/NCHW, got NHWC/OIHW"),
+    (
+        2,
+        "NHWC/OIHW/NHWC",
+        "layouts must be one of NHWC/OHWI/NHWC, NCHW/OIHW/NCHW, NDHWC/ODHWI/NDHWC, got NHWC/OIHW",
+    ),
     (3, ("float64",) * 3, "dtype must be one of float16, bfloat16, float32, got float64"),
     (4, (0, 1), "strides must be at least 1 and less than 2147483648, got 0"),
     (5, (0, 0), "padding must have 4 values, got 2"),

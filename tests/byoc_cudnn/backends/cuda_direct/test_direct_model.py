@@ -12,6 +12,7 @@ import pytest
 
 import byoc_cudnn
 from byoc_cudnn.backends.cuda_direct.families import FAMILIES
+from byoc_cudnn.backends.cuda_direct.family import of_planes
 from byoc_cudnn.backends.cuda_direct.faster import (
     BEGIN,
     COPY,
@@ -29,7 +30,10 @@ from byoc_cudnn.backends.cuda_direct.model import ranked
 from relay_wgrad.problem import ConvProblem
 from tests.support.partition_cases import problem_module
 
-MEASURED = ("depthwise", "grouped", "first", "first_bf16", "depthwise_bf16", "grouped_bf16")
+MEASURED = (
+    "depthwise", "grouped", "first", "first_bf16", "depthwise_bf16", "grouped_bf16",
+    "volume_layers",
+)  # fmt: skip
 RESULTS = Path(__file__).parents[4] / "benchmarks/results"
 
 
@@ -68,14 +72,19 @@ def test_the_first_choice_is_nearly_the_best(
 
 def test_cudnns_times_are_those_measured() -> None:
     """The least of the sizes, so that none of them is thought to be slower than it is."""
-    sizes: dict[tuple[str, Shape], list[tuple[float, float, float]]] = {}
+    sizes: dict[tuple[int, str, Shape], list[tuple[float, float, float]]] = {}
     for name in MEASURED:
         for row in _measured(name)["rows"]:
-            p = ConvProblem.parse(row["problem"])
+            p = of_planes(ConvProblem.parse(row["problem"]))
             moved = (row["torch_us"] - BEGIN[p.kind]) / (p.bytes / COPY)
             found = (p.bytes / 1e6, moved, row["us"] / row["torch_us"])
-            sizes.setdefault((p.data_dtype, shape_of(p)), []).append(found)
-    known = {(dtype, shape): row for dtype, rows in TIMES.items() for shape, row in rows.items()}
+            sizes.setdefault((p.rank, p.data_dtype, shape_of(p)), []).append(found)
+    known = {
+        (rank, dtype, shape): row
+        for rank, dtypes in TIMES.items()
+        for dtype, rows in dtypes.items()
+        for shape, row in rows.items()
+    }
     assert sizes.keys() == known.keys()
     for key, (moved, share, least) in known.items():
         from_on = [size for size in sizes[key] if size[0] >= least]
@@ -89,8 +98,8 @@ def test_all_that_was_faster_is_taken() -> None:
     """But for shapes of which one size was slower."""
     for name in MEASURED:
         for row in _measured(name)["rows"]:
-            p = ConvProblem.parse(row["problem"])
-            _, share, least = TIMES[p.data_dtype][shape_of(p)]
+            p = of_planes(ConvProblem.parse(row["problem"]))
+            _, share, least = TIMES[p.rank][p.data_dtype][shape_of(p)]
             expected = share <= MARGIN and p.bytes >= least * 1e6
             assert bool(faster(p, "")) is expected, row["problem"]
 

@@ -109,3 +109,34 @@ def test_old_gpus_are_refused() -> None:
     problem = ConvProblem.parse(line)
     assert check(problem, "")
     assert "arch 75: grouped needs 80" in check(problem, "", 75).reason
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("c=24", "C=24 and K=32: kernels of planes have channels and filters by 32"),
+        ("c=96", "fprop of C=96 and K=32: kernels of planes read up to 64 channels"),
+        (
+            "stride=2,2,2",
+            "strides=(2, 2, 2) dilation=(1, 1, 1): kernels of planes have 3x3x3, 1, 1",
+        ),
+        ("r=1 pad=1,0,1,1,0,1", "taps=(3, 1, 3)"),
+        ("pad=3,0,0,0,0,0", "padding=(3, 0, 0, 0, 0, 0): kernels of planes have up to 2"),
+        ("dtype=f32/f32/f32", "dtype float32: kernels of planes are in float16 and bfloat16"),
+        ("layout=NCDHW/OIDHW/NCDHW", "layouts NCDHW/OIDHW/NCDHW"),
+        ("c=3 stride=2,2,1", "strides=(2, 2, 1)"),
+        ("c=3 t=1 stride=2,2,2", "one tap in depth, strides=(2, 2, 2)"),
+        ("groups=4", "three dimensions: kernels of grouped are of two"),
+        ("kind=wgrad h=6", "6x16 pixels: kernels of planes have rows by 4 and columns by 16"),
+    ],
+)
+def test_refusals_of_volumes(line: str, reason: str) -> None:
+    words = {"kind": "fprop", "n": "2", "c": "32", "d": "5", "h": "8", "w": "16", "k": "32",
+             "t": "3", "r": "3", "s": "3", "pad": "1,1,1,1,1,1", "layout": "NDHWC/ODHWI/NDHWC",
+             "dtype": "f16/f16/f16"}  # fmt: skip
+    words.update(word.split("=") for word in line.split())
+    kind = words.pop("kind")
+    text = " ".join(f"{key}={value}" for key, value in words.items())
+    decision = check(ConvProblem.parse(f"{kind} {text}"), "")
+    assert not decision
+    assert reason in decision.reason

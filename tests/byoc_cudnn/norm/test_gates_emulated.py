@@ -1,0 +1,99 @@
+"""What the kernels around a gate compute, on a device that is the CPU, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from byoc_cudnn.norm import check
+from tests.support import cuda_emulated
+from tests.support.cuda_emulated import DTYPES, aligned
+from tests.support.gate_cases import CASES, RESULTS, calls, expected, size_of
+
+ROWS = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 5e-7, "float64": 1e-14}
+SUMS = {"float16": 1e-6, "bfloat16": 1e-6, "float32": 1e-6, "float64": 1e-14}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gates")
+
+
+def run(
+    folder: Path, dtype: str, shape: tuple[int, ...], activation: str, residual: bool, last: str,
+    changed: dict[str, tuple[tuple[int, ...], float]] | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """All tensors by name, results full of NaN before; `changed`: an element of an operand."""
+    rng, t = np.random.default_rng(0), dict[str, np.ndarray]()
+    sums = np.float64 if dtype == "float64" else np.float32
+    for call in calls(dtype, activation, residual, last):
+        assert check(call), check(call).reason
+        for name in (*call.operands, *call.results):
+            size, of_rows = size_of(name, shape)
+            kind = DTYPES[dtype] if of_rows else sums
+            if name in call.results:
+                t[name] = aligned(np.full(size, np.nan, kind))
+            elif name not in t:
+                t[name] = aligned((1.5 * rng.standard_normal(size) + 0.3).astype(kind))
+                if changed and name in changed:
+                    place, value = changed[name]
+                    t[name][place] = value
+        cuda_emulated.norm(folder, call, t, True)
+    return t
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize(("dtype", "shape", "activation", "residual", "last"), CASES)
+def test_all_four(
+    folder: Path, dtype: str, shape: tuple[int, ...], activation: str, residual: bool, last: str
+) -> None:
+    t = run(folder, dtype, shape, activation, residual, last)
+    given = {n: torch.tensor(v.astype("float64")) for n, v in t.items() if n not in RESULTS}
+    want = expected(given, activation, last)
+    for name in RESULTS:
+        limit = ROWS[dtype] if size_of(name, shape)[1] else SUMS[dtype]
+        got = t[name].astype("float64")
+        error = np.linalg.norm(got - want[name].numpy().reshape(got.shape))
+        scale = np.linalg.norm(want[name].numpy())
+        if name in ("dx", "dgamma", "dbeta"):  # differences, of terms of this size
+            scale += 1e-2 * np.linalg.norm(t["dy"].astype("float64")) * t["rstd"].max()
+        assert error <= 2 * limit * scale, (name, error / scale)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_stays_in_its_channel(folder: Path, value: float) -> None:
+    """A gate and a gradient of one image and channel, an element of x of another channel."""
+    shape = (3, 9, 5, 24)
+    changed = {
+        "gate": ((1, 0, 0, 3), value), "dy": ((2, 4, 1, 6), value), "x": ((0, 2, 2, 20), value),
+    }  # fmt: skip
+    t = run(folder, "float32", shape, "silu", False, "", changed)
+    bad = {name: ~np.isfinite(t[name]) for name in RESULTS}
+    assert bad["y"][1, ..., 3].all()
+    assert bad["y"][..., 20].all()
+    bad["y"][1, ..., 3] = bad["y"][..., 20] = False
+    assert not bad["y"].any()
+    channels = {"mean": {20}, "rstd": {20}, "dgamma": {3, 6, 20}, "dbeta": {3, 6, 20}}
+    for name, wanted in channels.items():
+        assert set(np.flatnonzero(bad[name])) == wanted, name
+    assert {c for *_, c in np.argwhere(bad["dx"])} == {3, 6, 20}
+    assert bad["dgate"][2, 0, 0, 6]
+    assert {c for *_, c in np.argwhere(bad["dgate"])} == {6, 20}
+
+
+def test_what_no_kernel_is_for_has_a_reason() -> None:
+    squeeze, excite, sums, _ = calls("float32", "silu", False, "")
+    for call, changes, reason in (
+        (sums, {"bits": True, "residual": True}, "neither bits nor sums"),
+        (excite, {"last": "relu6"}, "relu, or nothing"),
+        (sums, {"last": "relu"}, "ends excite alone"),
+        (squeeze, {"residual": True}, "a residual is added by excite"),
+        (sums, {"running": True}, "running statistics are updated forward"),
+    ):
+        decision = check(replace(call, **changes))
+        assert not decision, changes
+        assert reason in decision.reason

@@ -1,0 +1,124 @@
+"""Kernels around a gate on a GPU, squeeze and excitation of a normalization, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from byoc_cudnn.norm import check, workspace_bytes
+from tests.support.gate_cases import CASES, RESULTS, calls, expected, size_of
+from tests.support.gpu.norm_runner import ROWS, SUMS, load
+
+pytestmark = pytest.mark.gpu
+
+KINDS = (("silu", False, ""), ("relu", False, ""), ("", True, "relu"), ("", False, ""))
+SHAPES = (
+    (128, 56, 56, 256), (64, 28, 28, 512), (32, 7, 7, 2048), (8, 112, 112, 96), (3, 9, 5, 13),
+    (128, 14, 14, 72), (2, 7, 7, 40), (1, 200, 3, 264),
+)  # fmt: skip
+EVERY = [(d, *kind) for d in ("float16", "bfloat16") for kind in KINDS]
+EVERY += [("float32", *KINDS[0]), ("float32", *KINDS[2])]
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    kinds = dict.fromkeys([*EVERY, *((d, a, r, end) for d, _, a, r, end in CASES)])
+    made = [call for kind in kinds for call in calls(*kind)]
+    assert all(map(check, made))
+    return load(made, tmp_path_factory.mktemp("gates"))
+
+
+def run(
+    functions: Any, dtype: str, shape: tuple[int, ...], activation: str, residual: bool, last: str,
+    workspace: Any = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """All tensors by name, results full of NaN before."""
+    generator = torch.Generator("cuda").manual_seed(shape[-1])
+    t: dict[str, torch.Tensor] = {}
+    wide = torch.float64 if dtype == "float64" else torch.float32
+    for call in calls(dtype, activation, residual, last):
+        for name in (*call.operands, *call.results):
+            size, of_rows = size_of(name, shape)
+            kind = getattr(torch, dtype) if of_rows else wide
+            if name in call.results:
+                t[name] = torch.full(size, torch.nan, device="cuda", dtype=kind)
+            elif name not in t:
+                made = torch.randn(size, device="cuda", generator=generator)
+                t[name] = (1.5 * made + 0.3).to(kind)
+        more = [] if workspace is None else [workspace]
+        functions[call.symbol](*(t[n] for n in (*call.operands, *call.results)), *more)
+    return t
+
+
+def wrong(t: dict[str, torch.Tensor], dtype: str, activation: str, last: str) -> list[str]:
+    given = {n: v for n, v in t.items() if n not in RESULTS}
+    if dtype == "float64":  # of which PyTorch's Hardswish on a GPU has float32's sixth
+        given = {n: v.cpu() for n, v in given.items()}
+    want = {n: v.to("cuda") for n, v in expected(given, activation, last).items()}
+    lines = []
+    for name in RESULTS:
+        of_rows = t[name].dtype == getattr(torch, dtype) and t[name].ndim > 1
+        limit = (ROWS if of_rows else SUMS)[dtype]
+        got, exact = t[name].double(), want[name].reshape(t[name].shape)
+        scale = float(exact.norm())
+        if name in ("dx", "dgamma", "dbeta"):  # differences, of terms of this size
+            scale += 1e-2 * float(t["dy"].double().norm() * t["rstd"].max())
+        if name == "dgamma":  # of as many terms of either sign as there are pixels
+            scale *= 5
+        error = float((got - exact).norm())
+        if not error <= 2 * limit * scale:
+            lines.append(f"{tuple(t['x'].shape)} {name}: {error / scale:.2e}")
+    return lines
+
+
+@pytest.mark.parametrize(("dtype", "activation", "residual", "last"), EVERY)
+def test_shapes(functions: Any, dtype: str, activation: str, residual: bool, last: str) -> None:
+    lines = []
+    for shape in SHAPES:
+        if dtype == "float32" and shape[0] == 128:
+            continue  # float64 of it would not fit beside others
+        t = run(functions, dtype, shape, activation, residual, last)
+        lines += wrong(t, dtype, activation, last)
+    assert not lines, "\n".join(lines)
+
+
+@pytest.mark.parametrize(("dtype", "shape", "activation", "residual", "last"), CASES)
+def test_cases(
+    functions: Any, dtype: str, shape: Any, activation: str, residual: bool, last: str
+) -> None:
+    t = run(functions, dtype, shape, activation, residual, last)
+    assert not wrong(t, dtype, activation, last)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_twice_the_same_bits_and_with_a_small_workspace(functions: Any, dtype: str) -> None:
+    for shape in ((8, 112, 112, 96), (32, 7, 7, 2048)):
+        first, again = (run(functions, dtype, shape, "silu", False, "") for _ in range(2))
+        for name, value in first.items():
+            assert torch.equal(value.view(torch.uint8), again[name].view(torch.uint8)), name
+        least = 12 * shape[0] * shape[-1]
+        assert workspace_bytes(shape[-1], dtype, shape[0]) >= least
+        block = torch.empty(least, device="cuda", dtype=torch.uint8)
+        small = run(functions, dtype, shape, "silu", False, "", block)
+        assert not wrong(small, dtype, "silu", "")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_image(functions: Any, value: float) -> None:
+    t = run(functions, "float16", (6, 9, 9, 40), "silu", False, "")
+    excite = calls("float16", "silu", False, "")[1]
+    t["gate"][3, 0, 0, 7] = value
+    functions[excite.symbol](*(t[n] for n in (*excite.operands, *excite.results)))
+    bad = ~torch.isfinite(t["y"])
+    assert bool(bad[3, :, :, 7].all())
+    assert int(bad.sum()) == 81
+
+
+def test_calls_are_checked(functions: Any) -> None:
+    t = run(functions, "float32", (6, 4, 2, 12), "silu", False, "")
+    excite = calls("float32", "silu", False, "")[1]
+    t["gate"] = t["gate"][:5].contiguous()
+    with pytest.raises(ValueError, match="gate must have 1 for each of 6 images and 12 channels"):
+        functions[excite.symbol](*(t[n] for n in (*excite.operands, *excite.results)))
