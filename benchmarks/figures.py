@@ -304,6 +304,27 @@ SHEETS = (
          ("ratio", None, ".2f")),
     ),
     Sheet(
+        "bfloat16 on a CPU with AMX", "cpu_tiles",
+        "The layers of each network with a twentieth of its work or more, bfloat16, NHWC, batch 8:"
+        " our time over that of PyTorch {torch} with oneDNN in bfloat16, the shortest times of some"
+        " runs beside other work. {cpu}, 16 of its virtual"
+        " processors, {date}; `cpu_tiles.json`.",
+        of_kinds("suite", "network"), lambda rows: grouped(rows, "suite"),
+    ),
+    Sheet(
+        "bfloat16 on a CPU with AVX512_BF16", "cpu_pairs",
+        "Likewise, one thread beside other work, the shortest times of some runs. {cpu}, PyTorch"
+        " {torch}, {date}; `cpu_pairs.json`.",
+        of_kinds("suite", "network"), lambda rows: grouped(rows, "suite"),
+    ),
+    Sheet(
+        "A training step on a CPU of many cores", "cpu_step_cores",
+        "{model}, batch {batch}, loss and gradients, beside PyTorch {torch}, eager, in bfloat16 by"
+        " autocast. {cpu}, 16 of its virtual processors, {date}; `cpu_step_cores.json`.",
+        (("dtype",), ("ours, ms", "ms", ".0f"), ("PyTorch eager, ms", "torch_ms", ".0f"),
+         ("ratio", None, ".2f")),
+    ),
+    Sheet(
         "Training steps on a GPU", "gpu_against_h200",
         'Forward and backward at batch 128: ms, in brackets MiB of the device. "CUDA graphs" are'
         " torch.compile's; the ratio is to the best of PyTorch's. One call a row."

@@ -77,7 +77,9 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     ]  # fmt: skip
     (top, bottom), (left, right) = (axis.border() for axis in axes)
     border = (top, left, bottom, right)
-    follow = axes[1].taps(0).as_terms(1, 1)[0] if groups == 1 else 1
+    follow = 1
+    if groups == 1 and axes[1].phases == 1:
+        follow, _ = axes[1].taps(0).as_terms(1, 1)
     filled = _filled(size[1] // groups, follow if m.has_tiles else 0)
     panels = Panels(groups, out[1] // groups, filled, problem.r, problem.s)
     weight = pack(problem, memory, panels)
@@ -88,7 +90,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     batch = memory.batch(read, written)
     height, width = out[2:]
     merged = False
-    if problem.r == problem.s == 1 and problem.strides == (1, 1) and border == NO_BORDER:
+    if problem.r == problem.s == 1 and problem.strides == (1, 1) and problem.padding == NO_BORDER:
         merged = all(x.is_dense(batch.images, height, width) for x in batch.tensors)
         if all(x.has_dense_rows(width) for x in batch.tensors):
             height, width = 1, height * width * (batch.images if merged else 1)
@@ -154,7 +156,9 @@ class _Core:
         steps = ceildiv(total, self.count)
         groups, parts = self._split(steps)
         each = ceildiv(self.blocks, parts)
-        length, _ = columns.taps(0).as_terms(self.panels.reduced, x.w_step)
+        length = self.panels.reduced
+        if columns.phases == 1:  # else taps differ from phase to phase
+            length, _ = columns.taps(0).as_terms(length, x.w_step)
         with parallel(groups, self.panels.groups, parts) as (group, g, part), self._task(length):
             begin, end = map(bind, share(group, steps, groups))
             with serial(rows.phases * columns.phases) as phase, serial(each) as i:

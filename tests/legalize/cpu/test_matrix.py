@@ -13,6 +13,7 @@ from tvm.target import Target
 
 import relay_wgrad
 from legalize import cpu
+from legalize.cpu.emitters import memory
 from legalize.cpu.machine import (
     Machine,
     bfloat16_units,
@@ -28,7 +29,7 @@ from tests.fuzz.special import runner
 from tests.support.compiled import virtual_machine
 from tests.support.cpu_kernels import error_of
 from tests.support.emulated_tiles import Emulated
-from tests.support.problems import relative_error, tolerance, torch_reference
+from tests.support.problems import random_problem, relative_error, tolerance, torch_reference
 from tests.support.special_values import wrong
 
 # Everything after the kind.
@@ -43,8 +44,10 @@ n=3 c=5 h=11 w=13 k=17 r=3 s=3 pad=1,2,1,0 stride=2,1 layout=NCHW/OHWI/NCHW
 n=2 c=24 h=5 w=6 k=40 r=3 s=3 pad=1,1,1,1
 n=2 c=17 h=7 w=11 k=13 r=3 s=5 pad=1,2,1,2
 n=2 c=12 h=6 w=6 k=8 r=1 s=1 pad=1,0,2,1
+n=2 c=62 h=13 w=9 k=22 r=1 s=1 pad=1,0,1,0 layout=NHWC/OHWI/NHWC
 n=2 c=48 h=7 w=7 k=80 r=1 s=1 stride=2,2 layout=NHWC/OHWI/NHWC
 n=2 c=8 h=15 w=13 k=16 r=3 s=2 stride=3,2 pad=1,0,2,3 dil=2,3
+n=2 c=26 h=11 w=6 k=30 r=3 s=3 stride=3,2 pad=0,5,1,4 dil=1,2
 n=2 c=32 h=8 w=6 k=64 r=3 s=3 pad=1,1,1,1 groups=4 layout=NHWC/HWIO/NHWC
 n=2 c=33 h=8 w=37 k=64 r=2 s=3 pad=1,1,1,1 layout=CHWN/IHWO/CHWN
 """.strip().splitlines()
@@ -104,14 +107,31 @@ def test_tiles_of_this_cpu(problem: ConvProblem) -> None:
 
 
 @pytest.mark.skipif(not HOST.has_bfloat16, reason="this CPU has no AVX512_BF16")
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_pairs_of_this_cpu(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, has_tiles=False)
     assert error(problem, host_target(2), "pairs") <= tolerance(problem)
 
 
+@pytest.mark.share(4)
+@pytest.mark.parametrize("seed", range(24))
+def test_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any layouts, strides, dilations and groups; images copied one at a time, or all."""
+    monkeypatch.setattr(tiles, "TILES", Emulated())
+    rng = np.random.default_rng(seed)
+    has_tiles = not HOST.has_bfloat16 or seed % 2 == 0
+    given(monkeypatch, has_tiles=has_tiles)
+    monkeypatch.setattr(memory, "MOST_COPIED", int(rng.choice([1, 32 << 20])))
+    kind = list(ConvKind)[seed % 3]
+    problem = random_problem(rng, kind, dtypes=("bfloat16",), max_flop=1e6)
+    target = host_target(int(rng.choice([1, 2, 16])))
+    kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
+    assert error_of(problem, kernel) <= tolerance(problem), problem.repro()
+
+
 @pytest.mark.skipif(not HOST.has_bfloat16, reason="this CPU has no AVX512_BF16")
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", ConvKind, ids=lambda kind: kind.value)
 @pytest.mark.parametrize("has_tiles", [False, True], ids=["pairs", "tiles"])
 def test_special_values(kind: ConvKind, has_tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
