@@ -82,8 +82,10 @@ def backend_options(
         "allow_tf32": options.tf32, "deterministic": options.deterministic,
         "benchmark": options.benchmark or compared, "faster": not compared and len(backends) > 1,
     }  # fmt: skip
-    if arch == HOPPER and (compared or wanted["faster"]):
-        wanted |= {"arch": HOPPER, "wgmma": compared}
+    if arch == HOPPER and compared:
+        wanted |= {"arch": HOPPER, "wgmma": True}
+    elif arch == HOPPER and wanted["faster"]:
+        wanted["arch"] = HOPPER  # some kernels are for it alone
     return {
         name: {key: value for key, value in wanted.items() if key in known}
         for name in backends

@@ -92,6 +92,14 @@ def test_libraries_are_compared_at_their_best() -> None:
     assert "wgmma" not in backend_options(LIBRARIES, Options(), 90)["cutlass"]
 
 
+def test_helpers_are_for_the_device() -> None:
+    """Some of their kernels run on Hopper alone; others are built for any GPU."""
+    helped = ("cuda_direct", "cudnn")
+    assert backend_options(helped, Options(), 90)["cuda_direct"]["arch"] == 90
+    assert "arch" not in backend_options(helped, Options(), 80)["cuda_direct"]
+    assert "arch" not in backend_options(helped, Options(), 120)["cuda_direct"]
+
+
 def test_all_libraries_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "libraries", lambda: (list(LIBRARIES), []))
     assert gpu._backends(MEASURED, []) == list(LIBRARIES)
