@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import cpu_compile
 from benchmarks.gpu_steps import ratio
@@ -288,6 +288,25 @@ VOLUMES = {
     "unet3d": "the U-Net with BatchNorm",
 }  # fmt: skip
 
+
+def of_images(rows: Iterable[Row]) -> list[Row]:
+    """A row for each source and number of readers: what is read, and what a trainer takes of it."""
+    found: dict[Any, Row] = {}
+    for row in rows:
+        if "images" in row:
+            of = {name: row[name] for name in ("source", "readers")}
+            new = {"read": row["images"]}
+            if row["source"] != "loader":  # whose processes have times of their own
+                new["core_ms"] = row["core_ms"]
+            if row["trainer"]:
+                new = {"images": row["images"], "share": row["images"] / row["alone"]}
+            found.setdefault(tuple(of.values()), of).update(new)
+    return list(found.values())
+
+
+READERS = {"own": "`ImageFolder`", "pillow": "`ImageFolder(decoder=\"pillow\")`",
+           "loader": "`DataLoader` of torchvision's `ImageFolder`"}  # fmt: skip
+
 SHEETS = (
     Sheet(
         "Convolutions on a CPU", "cpu_avx2_1",
@@ -368,6 +387,19 @@ SHEETS = (
          ("waits, ms", "exposed_ms", ".2f")),
     ),
     Sheet(
+        "Reading images", "gpu_images_h200",
+        "JPEGs of 500x375 pixels, of which random parts become 224x224: images a second that are"
+        " read by a host of {cores} processors, which others used too, and a processor's time for"
+        " one; those that a `Trainer` of ResNet-50 takes of them, bfloat16, batch {batch}, and the"
+        " share of the {alone:.0f} that it takes of a batch that is there. {gpu}, {cpu}, PyTorch"
+        " {torch}, {date}; `gpu_images_h200.json`.",
+        (("read by", lambda row: READERS[row["source"]]), ("threads or processes", "readers"),
+         ("images/s", "read", ".0f"), ("processor, ms", "core_ms", ".2f"),
+         ("a `Trainer` takes", "images", ".0f"), ("share", None, ".2f")),
+        of_images,
+        lambda rows: {"alone": max(row.get("alone", 0) for row in rows)},
+    ),
+    Sheet(
         "A part of the parameters on a GPU", "partial_training_cuda",
         "{dtype}, batch {batch}, beside PyTorch eager in channels_last with autocast and"
         " `benchmark`. {device}, {date}; `partial_training_cuda.json`.",
@@ -387,7 +419,8 @@ SHEETS = (
     Sheet(
         "Convolutions inside jax.jit", "jax_inside_h200",
         "Value and both gradients of each, inside `jax.jit`, in one process a side, whose calls are"
-        " timed in turns. {gpu}, JAX {jax}, PyTorch {torch}, {date}; `jax_inside_h200.json`.",
+        " timed in turns. –: not there in 9 s; ours waited for XLA's program, to compare, and does"
+        " not since. {gpu}, JAX {jax}, PyTorch {torch}, {date}; `jax_inside_h200.json`.",
         (("convolutions", "what"), ("ours, ms", "ours", ".2f"), ("`lax`'s, ms", "lax", ".2f"),
          ("PyTorch, ms", "torch", ".2f")),
         inside_jax,

@@ -53,7 +53,7 @@ SIDES = ("ours", *PYTORCH, *WITHIN)
 LIBRARIES = ("cuda_direct", "cudnn")  # our own kernels where they are known to be faster
 SCALE = 1024.0
 ROUNDS, WARM = 7, 10  # a graph is captured some calls after the first
-ROUND_MS, MOST_CALLS = 60.0, 20  # so long that what the host does before the first kernel is little
+ROUND_MS, MOST_CALLS = 60.0, 20  # a round is long enough for its calls' times to be even
 
 
 class Row(NamedTuple):
@@ -70,14 +70,21 @@ class NotItsTurnError(Exception):
 
 
 def milliseconds(call: Callable[[], Any], device: str) -> list[float]:
-    """Of one call, in each round; by the device's events where it has them."""
+    """Of one call, in each round; by the device's events where it has them.
+
+    A call goes before each round: what the host does before a first kernel is once in a loop.
+    """
     if device != "cuda":
         began = time.perf_counter()
         call()
         return [(time.perf_counter() - began) * 1e3]
     one = gpu_timing.milliseconds([call], 1)
     calls = min(MOST_CALLS, max(1, math.ceil(ROUND_MS / max(one, 1e-3))))
-    return [gpu_timing.milliseconds([call], calls) for _ in range(ROUNDS)]
+    found = []
+    for _ in range(ROUNDS):
+        call()
+        found.append(gpu_timing.milliseconds([call], calls))
+    return found
 
 
 def batch_of(row: Row, built: Built) -> tuple[Any, Any]:

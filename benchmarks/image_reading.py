@@ -6,8 +6,9 @@ decoded, resized to 224x224, mirrored or not, and normalized.  `source` is who r
 PyTorch's `DataLoader` of torchvision's `ImageFolder` in processes; `readers` is how many there are.
 
 Where `trainer` is true a `Trainer` of ResNet-50 in bfloat16 takes them, on a CPU one of a sixteenth
-of its width: `alone` are the images a second that it takes of a batch that is there, `waits` is the
-share of its time in which it asks for a batch.  `core_ms` is a core's time for an image, on this
+of its width: `alone` are the images a second that it takes of a batch that is there; what is less
+is what reading holds up.  `waits` is the share of the host's time in which it asks for a batch,
+which it does ahead of the device.  `core_ms` is a core's time for an image, on this
 process's threads, the trainer's among them.
 """
 

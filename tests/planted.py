@@ -102,7 +102,7 @@ FAULTS = (
           "tests/byoc_cudnn/norm/test_norm_emulated.py"),
     Fault("group normalization: gamma outside the kernel's sums of a group",
           "byoc_cudnn/norm/templates/norm_backward.h",
-          "const A factor = shape.group == 1 ? scale[i] : shift[i];", "const A factor = scale[i];",
+          "const A factor = shape.is_single() ? scale[i] : shift[i];", "const A factor = scale[i];",
           "tests/byoc_cudnn/norm/test_norm_emulated.py"),
     Fault("group normalization: each image by the first one's statistics",
           "byoc_cudnn/norm/templates/norm_device.h",

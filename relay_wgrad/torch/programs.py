@@ -394,7 +394,7 @@ class _Here:
 
     def also(self, launch: Any, work: Callable[[], None]) -> Callable[[], None]:
         if self._device.type != "cuda":
-            return self._lane.also(launch, work)  # type: ignore[no-any-return]
+            return self._lane.also(launch, work)
 
         def on_theirs() -> None:
             stream: Any = torch.cuda.ExternalStream(self._handle(self._theirs), self._device)

@@ -82,8 +82,8 @@ def backend_options(
         "allow_tf32": options.tf32, "deterministic": options.deterministic,
         "benchmark": options.benchmark or compared, "faster": not compared and len(backends) > 1,
     }  # fmt: skip
-    if compared and arch is not None and arch >= HOPPER:
-        wanted |= {"arch": HOPPER, "wgmma": True}
+    if arch == HOPPER and (compared or wanted["faster"]):
+        wanted |= {"arch": HOPPER, "wgmma": compared}
     return {
         name: {key: value for key, value in wanted.items() if key in known}
         for name in backends

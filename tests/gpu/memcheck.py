@@ -33,6 +33,7 @@ from tvm import relax
 
 import byoc_cudnn
 import relay_wgrad
+from byoc_cudnn.backends.cuda_direct.families import FAMILIES
 from byoc_cudnn.backends.cuda_direct.model import ranked
 from byoc_cudnn.backends.cudnn.check import SCALED_HALF
 from byoc_cudnn.backends.cutlass import check as cutlass
@@ -268,12 +269,13 @@ def _random(takes: Takes) -> list[Region]:
         for _ in range(4 * takes(family)):
             problem, name = grouped_cases.drawn(rng, kind, family, small=True)
             steps = tuple(step for step in name.split("_") if step)
+            arch = FAMILIES[family].oldest
             kernel = next(
                 choice.kernel.name
-                for choice in ranked(problem, steps, 80)
+                for choice in ranked(problem, steps, arch)
                 if choice.kernel.family == family
             )
-            regions.append(Region.of("", problem, steps, kernel=kernel, arch=80))
+            regions.append(Region.of("", problem, steps, kernel=kernel, arch=arch))
     return regions
 
 

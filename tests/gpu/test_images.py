@@ -59,7 +59,7 @@ def losses(made: tuple[Trainer, Any], batches: Any) -> list[float]:
 def plain(batches: Any) -> Iterator[dict[str, Any]]:
     """The same in memory that is nobody's else."""
     for batch in batches:
-        yield {name: np.array(value) for name, value in batch.items()}
+        yield {name: torch.as_tensor(value).numpy().copy() for name, value in batch.items()}
 
 
 def folder_of(graph: TrainingGraph, path: Path) -> ImageFolder:

@@ -42,7 +42,8 @@ def ranked(problem: ConvProblem, epilogue: tuple[str, ...], arch: int) -> tuple[
 
 
 def choose(problem: ConvProblem, epilogue: tuple[str, ...], options: Options, arch: int) -> Kernel:
-    """The kernel to use.  Raises ValueError for a pinned one that does not serve the problem."""
+    """The kernel to use.  Raises ValueError for a pinned one that does not serve the problem, and
+    where a GPU has none."""
     # Of several GPUs that one library is for, all must run it.
     others = [
         {choice.kernel for choice in ranked(problem, epilogue, other)}
@@ -50,12 +51,13 @@ def choose(problem: ConvProblem, epilogue: tuple[str, ...], options: Options, ar
         if other < arch
     ]
     choices = [c for c in ranked(problem, epilogue, arch) if all(c.kernel in o for o in others)]
-    if options.kernel is None:
+    if options.kernel is None and choices:
         return choices[0].kernel
     for choice in choices:
         if choice.kernel.name == options.kernel:
             return choice.kernel
-    raise ValueError(f"cuda_direct: {options.kernel} is no kernel for {problem}")
+    wanted = f"{options.kernel} is no kernel" if options.kernel else f"sm_{arch} has no kernel"
+    raise ValueError(f"cuda_direct: {wanted} for {problem}")
 
 
 def tried(region: Region, arch: int, most: int) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from .family import Family, Numbers, sized
 CHANNELS, TAPS = 32, (3, 3, 3)
 MOST_READ = 64  # channels of a result's operand
 _THREADS = 256
+_OLDEST = 90  # whose blocks have the shared memory
 _TILES = {
     ConvKind.FPROP: ((16, 32), (32, 16), (8, 32), (16, 16), (8, 16), (4, 32)),
     ConvKind.WGRAD: ((8, 32), (8, 16), (4, 32), (4, 16)),
@@ -106,6 +107,5 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
 
 FAMILY = Family(
     "planes", (*tensor_cores.TEMPLATES, "planes_columns.h", "planes_image.h", "planes_weight.h"),
-    _accepts, tensor_cores.candidates(shapes), _us, tensor_cores.alignment, tensor_cores.OLDEST,
-    ranks=(3,),
+    _accepts, tensor_cores.candidates(shapes), _us, tensor_cores.alignment, _OLDEST, ranks=(3,),
 )  # fmt: skip

@@ -182,8 +182,8 @@ def test_every_call_that_is_taken_has_a_kernel() -> None:
                         assert f"{direction}<" in NORMS.source_of(kernel_of(call))
 
 
-# Both passes, whole packs, rows side by side and short ones; what adds the sums of rows as they are and
-# side by side, of a batch, or of images and groups.
+# Both passes, whole packs, rows side by side and short ones; what adds the sums of rows as they are
+# and side by side, of a batch, or of images and groups.
 @pytest.mark.parametrize(
     ("call", "count"), [(BACKWARD, 6 + 2), (replace(BACKWARD, grouped=True), 6 + 6)]
 )

@@ -151,6 +151,7 @@ def test_rounds(first: list[float], later: list[float], found: list[float], most
 
 PLAIN = "fprop n=8 c=64 h=14 w=14 k=64 r=3 s=3"
 LINE = "fprop n=8 c=64 h=1 w=900 k=64 r=1 s=3"
+TRANSPOSED = "dgrad n=8 c=1 h=1 w=66304 k=512 r=1 s=1024 stride=1,256"
 LAXS = "XLA gives cuDNN the same convolution"
 
 
@@ -167,6 +168,9 @@ LAXS = "XLA gives cuDNN the same convolution"
         (f"{LINE} stride=1,2".replace("fprop", "wgrad"), None),
         (LINE.replace("fprop", "wgrad").replace("w=900", "w=40"), None),
         (LINE.replace("fprop", "wgrad").replace("h=1 ", "h=2 "), LAXS),
+        (TRANSPOSED, ""), (TRANSPOSED.replace("dgrad", "fprop"), ""),
+        (TRANSPOSED.replace("dgrad", "wgrad"), ""), (TRANSPOSED.replace("s=1024", "s=63"), None),
+        (TRANSPOSED.replace("stride=1,256", "stride=1,16"), None),
     ],
 )  # fmt: skip
 def test_what_is_no_question_on_cuda(line: str, reason: str | None, counted: Counter[str]) -> None:

@@ -101,7 +101,7 @@ def test_all_that_was_faster_is_taken() -> None:
             p = of_planes(ConvProblem.parse(row["problem"]))
             _, share, least = TIMES[p.rank][p.data_dtype][shape_of(p)]
             expected = share <= MARGIN and p.bytes >= least * 1e6
-            assert bool(faster(p, "")) is expected, row["problem"]
+            assert bool(faster(p, "", 90)) is expected, row["problem"]
 
 
 def test_depthwise_layers_that_were_slower_are_refused() -> None:
