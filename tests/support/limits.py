@@ -386,5 +386,8 @@ LIMITS = [Limit(*row) for row in (*PROBES, *OFFLOAD, *EXCHANGE, *RELAY)]
 ELSEWHERE = {
     ("docs/howto/byoc.md", "Tensors whose shapes do not fit each other are refused"):
         "tests/byoc_cudnn/backends/cudnn/test_cudnn_library.py::test_shapes_are_checked",
+    ("docs/howto/training.md", "on a host that refuses, such a library raises"):
+        "tests/legalize/cpu/test_matrix.py::test_a_kernel_asks_linux",
 }  # fmt: skip
-"""(page, what it says) -> the test of it, where a probe would have to compile a library."""
+"""(page, what it says) -> the test of it, where a probe would have to compile a library, or has a
+fixture of its own."""
