@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -58,14 +59,19 @@ class Worker:
     """A process that answers calls, and stands still while it has none: a pool of threads that
     waits for work by asking again and again takes the cores from others for a tenth of a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "benchmarks.child"], cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
         )  # fmt: skip
 
-    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def __call__(
+        self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None
+    ) -> Any:
         """What a function of a module returns there, of arguments in JSON.
+
+        seconds : at most; the process ends with one that takes more.
 
         Raises RuntimeError with what it raises, or with the process's end.
         """
@@ -77,6 +83,9 @@ class Worker:
             process.send_signal(signal.SIGCONT)
             process.stdin.write(line + "\n")
             process.stdin.flush()
+            if not select.select([process.stdout], [], [], seconds)[0]:
+                self.end()
+                raise RuntimeError(f"took more than {seconds:.0f} s")
             answer = process.stdout.readline()
         except BrokenPipeError:
             answer = ""
@@ -89,9 +98,13 @@ class Worker:
             raise RuntimeError(error)
         return found
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def end(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
 
 
 def end_with_parent(seconds: float = 1.0) -> None:

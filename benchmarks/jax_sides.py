@@ -1,31 +1,103 @@
-"""A side of `benchmarks gpu jax`: JAX's own programs, this package's within them, or PyTorch's.
+"""The rows of `benchmarks gpu jax`, and a side: JAX's programs, this package's in them, PyTorch's.
 
-    python -m benchmarks.jax_sides SIDE
-
-Reads what it is to do, a line of JSON each, and answers with one: `begin`, `build` a row, `time`
-it, write its `results`, and, of PyTorch's, `compare` a side's with its own in float64.
+A process of its own (`benchmarks.child.Worker`) is asked to `begin`, to `build` a row, `time` it,
+write its `results`, and, of PyTorch's, to `compare` a side's with its own in float64.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from benchmarks.child import end_with_parent
-from benchmarks.jax_inside import CONVOLUTIONS, NETWORKS, Layers, Network
-from benchmarks.runner import Row, reason
+from benchmarks.runner import Row
 
 _SECONDS, _MOST = 0.25, 200  # of calls that are timed together
 _FEW = 20  # calls that the device's queue has room for
 Arrays = dict[str, np.ndarray]
+
+
+class Layers(NamedTuple):
+    """Convolutions one after another, in PyTorch's arguments and canonical shapes.
+
+    weight : of one layer; of a transposed convolution as PyTorch has it, with the inputs first.
+    last : channels last.
+    """
+
+    what: str
+    data: tuple[int, ...]
+    weight: tuple[int, ...]
+    dtype: str
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    groups: int = 1
+    extra: int = 0  # output_padding
+    is_transposed: bool = False
+    layers: int = 1
+    last: bool = False
+
+
+CONVOLUTIONS = {
+    "depthwise2d": Layers(
+        "256 channels, 28x28, 5x5, batch 32, bf16",
+        (32, 256, 28, 28), (256, 1, 5, 5), "bfloat16", padding=2, groups=256, last=True,
+    ),
+    "depthwise1d": Layers(
+        "12 layers, 512 channels, 1024 long, 5 taps, batch 32, f32",
+        (32, 512, 1024), (512, 1, 5), "float32", padding=2, groups=512, layers=12,
+    ),
+    "dilated1d": Layers(
+        "3 of them, dilation 4",
+        (32, 512, 1024), (512, 1, 5), "float32", padding=8, dilation=4, groups=512, layers=3,
+    ),
+    "grouped2d": Layers(
+        "32 groups of 8 channels, 56x56, batch 32, bf16",
+        (32, 256, 56, 56), (256, 8, 3, 3), "bfloat16", padding=1, groups=32, last=True,
+    ),
+    "transposed3d": Layers(
+        "64 to 1 channels, 64x64x32, 3x3x3, stride 2, batch 2, bf16",
+        (2, 64, 64, 64, 32), (64, 1, 3, 3, 3), "bfloat16", stride=2, padding=1, extra=1,
+        is_transposed=True,
+    ),
+    "dense2d": Layers(
+        "128 channels, 28x28, 3x3, batch 32, bf16",
+        (32, 128, 28, 28), (128, 128, 3, 3), "bfloat16", padding=1, last=True,
+    ),
+    "transposed1d": Layers(
+        "512 to 1 channels, 256 long, 1024 taps, stride 256, batch 8, f32",
+        (8, 512, 256), (512, 1, 1024), "float32", stride=256, is_transposed=True,
+    ),
+}  # fmt: skip
+
+
+class Network(NamedTuple):
+    """One of `tests.support.jax.networks`, n samples of a size."""
+
+    what: str
+    dtype: str
+    n: int
+    size: int
+    sizes: dict[str, int]
+
+
+NETWORKS = {
+    "resnet18": Network(
+        "flax's ResNet-18, batch 64 of 224x224, bf16", "bfloat16", 64, 224, {"width": 64}
+    ),
+    "wavenet": Network(
+        "a WaveNet of flax's linen, 128 channels, 8 dilations, batch 8 of 4096, f32",
+        "float32", 8, 4096, {"width": 128, "layers": 8},
+    ),
+    "unet": Network(
+        "equinox's U-Net, 32 to 256 channels, batch 16 of 256x256, f32",
+        "float32", 16, 256, {"width": 32, "depth": 3},
+    ),
+}  # fmt: skip
 
 
 class Program(Protocol):
@@ -300,21 +372,12 @@ def _word(why: str) -> str:
     return why.partition(":")[0] or "ours"
 
 
-def main(side: str) -> None:
-    end_with_parent()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    made = Answers(side)
-    made.begin()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        function: Callable[..., Row] = getattr(made, asked.pop("do"))
-        try:
-            found = function(**asked)
-        except Exception as error:  # of any kind: it is the row's reason
-            found = {"reason": reason(error)}
-        answers.write(json.dumps(found) + "\n")
+@cache
+def _answers(side: str) -> Answers:
+    return Answers(side)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+def answer(side: str, do: str, *what: str) -> Row:
+    """What this process's side answers to a word of `Answers`."""
+    found: Row = getattr(_answers(side), do)(*what)
+    return found
