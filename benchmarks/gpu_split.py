@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,14 +115,28 @@ def owners(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, str]]:
 def times(
     known: Sequence[tuple[str, int, str]], events: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Kernel], float]:
-    """Of a replay's kernels whose they are, by their places, or by names where those differ."""
-    by_place = [kernel for _, _, kernel in known] == [event["name"] for event in events]
-    by_name = {kernel: function for function, _, kernel in known}
+    """Of a replay's kernels whose they are, and the idle milliseconds.
+
+    By their places in the run that is known, but for what only one of both has: a kernel that
+    stands nowhere there is its function's if one alone has such a kernel, else nobody's.
+    """
+    names = [kernel for _, _, kernel in known]
+    of_kernel: dict[str, set[str]] = {}
+    for function, _, kernel in known:
+        of_kernel.setdefault(kernel, set()).add(function)
+    match = SequenceMatcher(None, names, [event["name"] for event in events], autojunk=False)
+    places = {
+        block.b + i: block.a + i for block in match.get_matching_blocks() for i in range(block.size)
+    }
     found, free, idle = [], events[0]["ts"] if events else 0.0, 0.0
     for i, event in enumerate(events):
         kernel, begin, end = event["name"], max(free, event["ts"]), event["ts"] + event["dur"]
         idle += begin - free
-        function, call = known[i][:2] if by_place else (by_name.get(kernel, kernel), i)
+        if i in places:
+            function, call = known[places[i]][:2]
+        else:
+            of = of_kernel.get(kernel, set())
+            function, call = next(iter(of)) if len(of) == 1 else kernel, -1 - i
         found.append(Kernel(function, call, kernel, max(0.0, end - begin) / 1e3))
         free = max(free, end)
     return found, idle / 1e3
