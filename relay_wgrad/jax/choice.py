@@ -10,6 +10,7 @@ unless it is asked for.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import NamedTuple
@@ -36,24 +37,28 @@ known: dict[str, Times] = {}  # to this process, by all that they depend on
 
 
 class Times(NamedTuple):
-    """Milliseconds of a call, within a program of its own."""
+    """Milliseconds of a call, within a program of its own; of neither where XLA's was `LATE`."""
 
     ours: float
     lax: float
 
     @property
     def is_ours(self) -> bool:
-        return self.ours <= _LESS * self.lax
+        return self == LATE or self.ours <= _LESS * self.lax
 
     @property
     def is_clear(self) -> bool:
-        return max(self) > _CLEAR * min(self)
+        return self != LATE and max(self) > _CLEAR * min(self)
 
     @property
     def reason(self) -> str:
         """Why it is `lax`'s, where it is."""
         how = "faster" if self.lax < self.ours else "about as fast"
         return f"XLA's is {how}: {self.lax:.3f} ms, this package's {self.ours:.3f}"
+
+
+LATE = Times(0.0, math.inf)
+"""XLA had not compiled its program when it was waited for no longer."""
 
 
 def set_measured(*platforms: str) -> tuple[str, ...]:

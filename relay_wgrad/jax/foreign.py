@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from threading import Semaphore, Thread
 from typing import Any
 
 import jax
@@ -17,9 +18,11 @@ from jax import numpy as jnp
 from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import ConvProblem, symmetric
 from . import ahead, choice, comparison, targets
+from .choice import LATE
 from .records import Options, lowered
 
 Function = Callable[[Any, Any], Any]
+PATIENCE = 20.0  # seconds; the slowest that was seen took 8
 _ROLES = ("data", "weight", "grad")
 _LAST = {2: ("NHWC", "OHWI"), 3: ("NDHWC", "ODHWI")}
 
@@ -42,7 +45,7 @@ def call(problem: ConvProblem, options: Options, platform: str) -> Function:
     except targets.UnsupportedError as why:
         lowered(problem.repro(), f"on {platform}: {why}")
         return by_lax(problem, options)
-    lowered(problem.repro(), "", found)
+    lowered(problem.repro(), "", (None, LATE.lax) if found == LATE else found)
     return ours
 
 
@@ -97,28 +100,51 @@ def compare(asked: Iterable[tuple[ConvProblem, Options]], platform: str) -> None
 
 
 def _compare(wanted: Sequence[tuple[ConvProblem, Options]], platform: str) -> None:
-    """Compilers work on all beside each other, and what runs on the device runs alone."""
+    """Compilers work on all beside each other, and what runs on the device runs alone.
+
+    XLA tries kernels on the device when it compiles, of which one may take minutes: a program that
+    is not there after `PATIENCE` seconds in which no other came is waited for no longer.
+    """
     if not wanted:
         return
-    device = choice.device_of(platform)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        theirs = [
-            pool.submit(comparison.lowered(problem, by_lax(problem, options), device).compile)
-            for problem, options in wanted
-        ]
-        if platform == "cuda":
-            for options in dict.fromkeys(options for _, options in wanted):
-                ahead.finish([usual(p) for p, of in wanted if of == options], options)
-        wait(theirs)  # XLA tries its kernels on the device
-        ours: list[Any] = [None] * len(wanted)
-        for i, (problem, options) in enumerate(wanted):
-            with suppress(ValueError, RuntimeError):
-                run = _call(problem, options, platform)
-                ours[i] = pool.submit(comparison.lowered(problem, run, device).compile)
-        for (problem, options), mine, other in zip(wanted, ours, theirs, strict=True):
-            if mine is not None:
-                found = comparison.times(mine.result(), other.result())
-                choice.keep(problem, options, platform, found)
+    device, cores = choice.device_of(platform), len(os.sched_getaffinity(0))
+    # Apart: one that is late holds its place.
+    several, later = Semaphore(cores), Semaphore(cores)
+
+    def begun(problem: ConvProblem, function: Function, places: Semaphore) -> Future[Any]:
+        return _begun(comparison.lowered(problem, function, device).compile, places)
+
+    theirs = [begun(problem, by_lax(problem, options), several) for problem, options in wanted]
+    if platform == "cuda":
+        for options in dict.fromkeys(options for _, options in wanted):
+            ahead.finish([usual(p) for p, of in wanted if of == options], options)
+    left: set[Future[Any]] = set(theirs)
+    while left and (came := wait(left, PATIENCE, FIRST_COMPLETED).done):
+        left -= came
+    ours: list[Any] = [None] * len(wanted)
+    for i, (problem, options) in enumerate(wanted):
+        with suppress(ValueError, RuntimeError):
+            run = _call(problem, options, platform)
+            ours[i] = begun(problem, run, later) if theirs[i] not in left else LATE
+    for (problem, options), mine, other in zip(wanted, ours, theirs, strict=True):
+        if mine is not None:
+            found = LATE if mine is LATE else comparison.times(mine.result(), other.result())
+            choice.keep(problem, options, platform, found)
+
+
+def _begun(function: Callable[[], Any], places: Semaphore) -> Future[Any]:
+    """What a function gives in a thread that the process does not wait for when it ends."""
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        with places:
+            try:
+                made.set_result(function())
+            except BaseException as error:  # whoever asks for the result gets it
+                made.set_exception(error)
+
+    Thread(target=run, name="compare", daemon=True).start()
+    return made
 
 
 def _call(problem: ConvProblem, options: Options, platform: str) -> Function:

@@ -25,7 +25,8 @@ class Record:
     """What became of a convolution: its problem as text ("zeros" of one whose sums have no term),
     and why it is `lax`'s, or "".
 
-    ours_ms, lax_ms : a call's time by this package's kernel and by XLA's, where they were compared.
+    ours_ms, lax_ms : a call's time by this package's kernel and by XLA's, where they were compared;
+        lax_ms is infinite where XLA was still at its program when it was waited for no longer.
     """
 
     problem: str
@@ -56,7 +57,9 @@ def told(problem: str, reason: str = "") -> None:
         _records.kept.append(Record(problem, reason))
 
 
-def lowered(problem: str, reason: str = "", times: tuple[float, float] | None = None) -> None:
+def lowered(
+    problem: str, reason: str = "", times: tuple[float | None, float] | None = None
+) -> None:
     """What became of all convolutions of a problem; times : milliseconds, ours and `lax`'s."""
     kept = _records.kept
     if kept is None:

@@ -98,6 +98,22 @@ def test_all_of_a_trace_are_compared_at_once_and_never_again(
     assert {r.problem: (r.ours_ms, r.lax_ms) for r in again} == times
 
 
+def test_a_program_that_is_late_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, counted: Counter[str]
+) -> None:
+    """Its problem is this package's, and stays so; the record says why."""
+    monkeypatch.setattr(foreign, "PATIENCE", 0.0)
+    problem = ConvProblem.parse("fprop n=1 c=3 h=6 w=7 k=2 r=3 s=3 dtype=f64/f64/f64")
+    for _ in range(2):
+        with rj.recorded() as records:
+            run = foreign.call(problem, Options(), "cpu")
+        assert [(r.reason, r.ours_ms, r.lax_ms) for r in records] == [("", None, float("inf"))]
+    assert counted == {"lowered": 1}
+    x, w = RNG.standard_normal((1, 3, 6, 7)), RNG.standard_normal((2, 3, 3, 3))
+    want = lax.conv_general_dilated(x, w, (1, 1), "VALID")
+    assert np.linalg.norm(jax.jit(run)(x, w) - want) <= 1e-12 * np.linalg.norm(want)
+
+
 def test_times_are_kept_by_the_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, counted: Counter[str]
 ) -> None:
