@@ -287,7 +287,7 @@ PROBES = [
     (README, "recursion is not compiled", "recursion has no lowering", recursion),
     (README, "float64 convolutions are not offloaded", "float64",
      lambda: reasons(partition_for_cudnn, relax_conv("float64"))),
-    (README, "Volumes (three dimensions) go to cuDNN alone", "three dimensions",
+    (README, "Volumes (three dimensions) do not go to CUTLASS", "three dimensions",
      lambda: reasons(partition_for_cutlass, relax_conv("float16", 3))),
     (README, "What is not supported is refused with operator, rule and both values",
      "groups", _groups),
