@@ -75,6 +75,9 @@ class Copy:
 # Elements of a lane that are worth a task.
 _LONG = 1024
 _BITS = "uint16"
+# Of a transposed tile, at most: one of 32 is 160 shuffles of 32 lanes, which compile three times as
+# long as 64 of 16, and up to 31 columns that are left over are gathered one by one.
+_SIDE = 16
 _SHORT_LOOP = 16  # LLVM's vectorizer-min-trip-count
 
 
@@ -87,7 +90,7 @@ def move(copy: Copy, lanes: int) -> None:
     if isinstance(copy.lane.user, int) and copy.lane.user == 1:
         _along_lanes(copy, lanes)
     else:
-        _across_lanes(copy, lanes)
+        _across_lanes(copy, min(lanes, _SIDE))
 
 
 def _along_lanes(copy: Copy, lanes: int) -> None:

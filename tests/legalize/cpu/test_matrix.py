@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
+from tvm_ffi.structural import structural_walk
 
 import relay_wgrad
 from legalize import cpu
@@ -156,6 +157,15 @@ def test_llvm_writes_the_instructions(kind: ConvKind, cpu_name: str) -> None:
         assert word in code
     assert "vfmadd" not in code
     assert "callq\trelay_wgrad" not in code  # the function between is a part of what calls it
+
+
+def test_copies_are_of_tiles_of_16() -> None:
+    """What a kernel's compiling takes goes with these: 64 shuffles of 16 lanes for each copy."""
+    problem = ConvProblem.parse("fprop n=2 c=64 h=9 w=9 k=64 r=3 s=3 dtype=bf16/bf16/bf16")
+    found: list[tirx.Shuffle] = []
+    target = Target({"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 4})
+    structural_walk(cpu.prim_func(problem, target).body, (tirx.Shuffle, found.append))
+    assert [len(shuffle.indices) for shuffle in found] == [16] * 64 * 2
 
 
 class Asking(Emulated):
