@@ -13,7 +13,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from .depthwise import cache_lines as depthwise_lines
 from .depthwise import kernels as depthwise_kernels
-from .direct import affine
+from .direct import affine, outside
 from .emitters.memory import Memory
 from .machine import Machine
 from .matrix import affine as matrix
@@ -120,6 +120,10 @@ RULES = (
         " packed into panels of a product", _packed, packed.write,
     ),
     Rule("direct wgrad", "sums over pixels wait in registers", _is_wgrad, unpacked.write),
+    Rule(
+        "product of pixels", "1x1 with channels outside: pixels fill the vectors, nothing is"
+        " transposed", outside.pays, outside.write,
+    ),
     Rule("product", "1x1: a matrix product of pixels and channels", _pointwise, affine.write),
     Rule(
         "direct", "sums over taps and channels wait in registers", lambda *_: True, affine.write

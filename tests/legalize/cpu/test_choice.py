@@ -43,6 +43,10 @@ CASES = {
     "Winograd weights": (problem("dgrad", 1024, 1024, 8, 3), AVX2),
     "packed wgrad": (problem("wgrad", 64, 128, 28, 5), AVX2),
     "direct wgrad": (problem("wgrad", 64, 128, 28, 5), AVX512),
+    "product of pixels": (
+        ConvProblem.parse("dgrad n=8 c=64 h=56 w=56 k=256 r=1 s=1"),
+        AVX512,
+    ),
     "product": (problem("fprop", 64, 256, 56, 1), AVX512),
     "direct": (problem("dgrad", 64, 128, 28, 5), AVX512),
     "tiles": (half(problem("dgrad", 64, 128, 28, 5)), TILES),

@@ -1,0 +1,177 @@
+"""fprop and dgrad of 1x1 where channels are outside: of each image Y[K, P] = W[K, C] X[C, P].
+
+Pixels are innermost in both activations, so they fill the vectors, and weights are scalars: nothing
+is transposed.  A task has some tiles of an image's pixels.  It copies what it reads of them to
+panels [tile][channel][pixel], so that a sum runs through memory and not over rows that are an
+image's pixels apart, whose lines would compete for the same places of a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm.tirx.script import builder as T
+
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
+
+from ...quotient import share
+from ..emitters.loops import (
+    Expr,
+    bind,
+    ceildiv,
+    head,
+    local,
+    outer,
+    parallel,
+    serial,
+    vector,
+    when,
+    zero,
+)
+from ..emitters.memory import NO_BORDER, Memory, Panels
+from ..machine import Machine
+
+_VECTORS = 3  # of a tile's row
+_MOVED = 0.25  # vectors' multiply-adds in the time of an element that is transposed; measured
+_MANY_TASKS = 16  # of each core, from which on their number need not be a multiple of the cores'
+
+
+def pays(problem: ConvProblem, m: Machine) -> bool:
+    """Whether the problem is such a product, in the sums' dtype, and less work than with channels
+    inside: lanes idle behind an image's last pixel, but no element changes its place."""
+    p = problem
+    plain = p.r == p.s == 1 and p.strides == (1, 1) and p.padding == NO_BORDER and p.groups == 1
+    outside = all(
+        p.layout(role).endswith("HW") and p.dtype(role) == p.accum_dtype
+        for role in ("data", "grad")
+    )
+    if not plain or not outside or p.kind is ConvKind.WGRAD:
+        return False
+    lanes, pixels = m.lanes(p.accum_dtype), math.prod(p.spatial)
+    idle = -pixels % lanes * p.c * p.k
+    reduced = p.canonical_shape(p.roles[0])[1]
+    fits = reduced * _VECTORS * m.vector_bytes <= m.l2_bytes  # what a tile reads
+    return bool(fits and idle <= lanes * _MOVED * (p.c + p.k) * pixels)
+
+
+def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """The whole kernel."""
+    _Kernel(problem, m, memory).write()
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Vectors of a row, of which the last has `last` pixels that exist; `there`: the condition."""
+
+    vectors: int
+    last: int
+    there: Expr
+
+
+class _Kernel:
+    def __init__(self, problem: ConvProblem, m: Machine, memory: Memory) -> None:
+        self.problem, self.machine, self.memory = problem, m, memory
+        operand, _, result = problem.roles
+        self.x, self.y = memory.flat(operand), memory.flat(result)
+        self.x_step, self.y_step = memory.strides(operand), memory.strides(result)
+        self.reduced = problem.canonical_shape(operand)[1]
+        self.channels = problem.canonical_shape(result)[1]
+        self.lanes = m.lanes(memory.accum)
+        self.pixels = math.prod(problem.spatial)
+        # A power of two, as copies of weights transpose squares.
+        self.rows = min(4 if m.has_few_registers else 8, 1 << (self.channels - 1).bit_length())
+        self.width = min(_VECTORS, ceildiv(self.pixels, self.lanes)) * self.lanes
+        self.tiles = ceildiv(self.pixels, self.width)
+
+    def write(self) -> None:
+        lane = "I" if self.problem.kind is ConvKind.DGRAD else "O"
+        weight, panels = self.memory.panels(lane, 1, self.channels, self.reduced, self.rows)
+        self.memory.move_weight(weight, panels, True)
+        groups, parts = self._sizes(panels)
+        each, many = panels.blocks // parts, ceildiv(self.tiles, groups)
+        with parallel(self.problem.n, groups, parts) as (n, group, part):
+            begin, end = share(group, self.tiles, groups)
+            first = bind(begin)
+            count = bind(end - first)
+            copied = local("pixels", many * self.reduced * self.width, self.memory.accum)
+            self._copy(copied, n, first, count)
+            with serial(count) as t, serial(each) as i:
+                block = bind(part * each + i)
+                for tile in self._tiles(first + t):
+                    with when(tile.there):
+                        self._sums(copied, weight, panels, (n, first, t, block), tile)
+
+    def _sizes(self, panels: Panels) -> tuple[int, int]:
+        """(groups of an image's tiles, parts of the blocks of channels): a group's pixels take a
+        quarter of the level-2 cache, and there are as many tasks as have even work."""
+        bytes_ = self.reduced * self.width * DTYPE_BYTES[self.memory.accum]
+        groups = ceildiv(self.tiles, max(1, self.machine.l2_bytes // 4 // bytes_))
+        images, cores = self.problem.n, self.machine.cores
+        tasks = groups * (images if isinstance(images, int) else 1)
+        fair = [x for x in range(1, panels.blocks + 1) if panels.blocks % x == 0]
+        even = (x for x in fair if tasks * x % cores == 0 or tasks * x > _MANY_TASKS * cores)
+        return groups, next(even, panels.blocks)
+
+    def _tiles(self, number: Expr) -> list[_Tile]:
+        """The shapes that tile `number` may have."""
+        vectors, rest = self.width // self.lanes, self.pixels % self.width
+        full = _Tile(vectors, self.lanes, True)
+        if not rest:
+            return [full]
+        of_rest = ceildiv(rest, self.lanes)
+        last = rest - (of_rest - 1) * self.lanes
+        if self.tiles == 1:
+            return [_Tile(of_rest, last, True)]
+        at = self.tiles - 1
+        return [_Tile(vectors, self.lanes, number < at), _Tile(of_rest, last, number >= at)]
+
+    def _copy(self, copied: Expr, n: Expr, first: Expr, count: Expr) -> None:
+        """copied[t, c, p] = x[n, c, pixel p of tile first + t], with zeros up to a whole vector."""
+        lanes = self.lanes
+        with serial(self.reduced) as c:
+            source = bind(n * self.x_step["N"] + c * self.x_step["C"] + first * self.width)
+            with serial(count) as t:
+                here = bind(source + t * self.width)
+                to = bind((t * self.reduced + c) * self.width)
+                for tile in self._tiles(first + t):
+                    with when(tile.there):
+                        for v in range(tile.vectors):
+                            some = tile.last if v == tile.vectors - 1 else lanes
+                            if some < lanes:
+                                T.buffer_store(
+                                    copied, zero(self.memory.accum, lanes),
+                                    [vector(to + v * lanes, lanes)],
+                                )  # fmt: skip
+                            T.buffer_store(
+                                copied, self.x[vector(here + v * lanes, some)],
+                                [vector(to + v * lanes, some)],
+                            )  # fmt: skip
+
+    def _sums(
+        self, copied: Expr, weight: Expr, panels: Panels, where: tuple[Expr, ...], tile: _Tile
+    ) -> None:
+        """A block of channels of one tile."""
+        n, first, t, block = where
+        lanes, accum = self.lanes, self.memory.accum
+        size = tile.vectors * lanes
+        row = self.y_step["C"]
+        place = n * self.y_step["N"] + block * (self.rows * row)
+        target = bind(place + (first + t) * self.width)
+        acc = local("acc", self.rows * size, accum)
+        for i in range(self.rows * tile.vectors):
+            T.buffer_store(acc, zero(accum, lanes), [vector(i * lanes, lanes)])
+        panel = bind(panels.at(0, block, 0, 0))
+        source = bind(t * (self.reduced * self.width))
+        with serial(self.reduced) as c:
+            at = bind(source + c * self.width)
+            pixels = [copied[vector(at + v * lanes, lanes)] for v in range(tile.vectors)]
+            weights = [weight[panel + c * self.rows + i] for i in range(self.rows)]
+            outer(acc, lanes, weights, pixels)
+        for rows, there in panels.widths(block):
+            with when(there):
+                for i in range(rows):
+                    for v in range(tile.vectors):
+                        some = tile.last if v == tile.vectors - 1 else lanes
+                        value = head(acc[vector(i * size + v * lanes, lanes)], lanes, some)
+                        T.buffer_store(self.y, value, [vector(target + i * row + v * lanes, some)])
