@@ -104,7 +104,7 @@ class Worker:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # closes the pipes
 
 
 def end_with_parent(seconds: float = 1.0) -> None:
