@@ -20,9 +20,13 @@ from .records import Options
 
 
 class Builds:
-    """Jobs that run once each, as many at a time as there are cores."""
+    """Jobs that run once each, as many at a time as there are cores.
 
-    def __init__(self) -> None:
+    is_daemon : whether a process that ends does not wait for those that run.
+    """
+
+    def __init__(self, *, is_daemon: bool = False) -> None:
+        self._is_daemon = is_daemon
         self._lock = threading.Lock()
         self._begun: dict[Hashable, Future[Any]] = {}
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -38,7 +42,9 @@ class Builds:
             is_new = self._running < len(os.sched_getaffinity(0))
             self._running += is_new
         if is_new:
-            threading.Thread(target=self._work, name="relay_wgrad builds").start()
+            threading.Thread(
+                target=self._work, name="relay_wgrad builds", daemon=self._is_daemon
+            ).start()
         return made
 
     def _work(self) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from threading import Semaphore, Thread
 from typing import Any
 
 import jax
@@ -107,14 +105,13 @@ def _compare(wanted: Sequence[tuple[ConvProblem, Options]], platform: str) -> No
     """
     if not wanted:
         return
-    device, cores = choice.device_of(platform), len(os.sched_getaffinity(0))
+    device = choice.device_of(platform)
     # Apart: one that is late holds its place.
-    several, later = Semaphore(cores), Semaphore(cores)
-
-    def begun(problem: ConvProblem, function: Function, places: Semaphore) -> Future[Any]:
-        return _begun(comparison.lowered(problem, function, device).compile, places)
-
-    theirs = [begun(problem, by_lax(problem, options), several) for problem, options in wanted]
+    by_xla, later = ahead.Builds(is_daemon=True), ahead.Builds(is_daemon=True)
+    theirs: list[Future[Any]] = []
+    for i, (problem, options) in enumerate(wanted):
+        program = comparison.lowered(problem, by_lax(problem, options), device)
+        theirs.append(by_xla.begin(i, program.compile))
     if platform == "cuda":
         for options in dict.fromkeys(options for _, options in wanted):
             ahead.finish([usual(p) for p, of in wanted if of == options], options)
@@ -125,26 +122,14 @@ def _compare(wanted: Sequence[tuple[ConvProblem, Options]], platform: str) -> No
     for i, (problem, options) in enumerate(wanted):
         with suppress(ValueError, RuntimeError):
             run = _call(problem, options, platform)
-            ours[i] = begun(problem, run, later) if theirs[i] not in left else LATE
+            if theirs[i] in left:
+                ours[i] = LATE
+            else:
+                ours[i] = later.begin(i, comparison.lowered(problem, run, device).compile)
     for (problem, options), mine, other in zip(wanted, ours, theirs, strict=True):
         if mine is not None:
             found = LATE if mine is LATE else comparison.times(mine.result(), other.result())
             choice.keep(problem, options, platform, found)
-
-
-def _begun(function: Callable[[], Any], places: Semaphore) -> Future[Any]:
-    """What a function gives in a thread that the process does not wait for when it ends."""
-    made: Future[Any] = Future()
-
-    def run() -> None:
-        with places:
-            try:
-                made.set_result(function())
-            except BaseException as error:  # whoever asks for the result gets it
-                made.set_exception(error)
-
-    Thread(target=run, name="compare", daemon=True).start()
-    return made
 
 
 def _call(problem: ConvProblem, options: Options, platform: str) -> Function:
