@@ -27,8 +27,9 @@ from ..frontend.gradient_graph import Result
 from ..frontend.torch.retracing import decompositions, inputs_of, lies_last, traced_strides
 from ..registry import is_registered, register
 from .norms import GROUPS, KEPT, whole_norms
+from .on_stream import Turns, replayed
 from .pooling import without_places
-from .programs import Choices, Turns, choices, compiled_at, drawn, replayed
+from .programs import Choices, choices, compiled_at, drawn
 from .replayed import ALL, Written
 from .reports import CompiledGraph, reported
 from .upsampling import UPSAMPLING
