@@ -20,26 +20,32 @@ def usable_cores() -> list[int]:
     The affinity mask is counted, siblings of one core count once, and a CPU quota of the
     container cuts the list.
     """
-    if hasattr(os, "sched_getaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-    else:  # not Linux
-        allowed = list(range(os.cpu_count() or 1))
     first: dict[str, int] = {}
-    for cpu in allowed:
+    for cpu in _allowed():
         path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         siblings = text_of(path) or str(cpu)
         first.setdefault(siblings, cpu)
     cores = sorted(first.values())
-    quota = _quota()
-    return cores if quota is None else cores[: max(1, int(quota + 0.5))]
+    return cores[: _within_quota(len(cores))]
 
 
 def usable_processors() -> int:
     """How many logical processors this process may run on at a time: siblings of one core count
     each, for work that waits for memory; a CPU quota of the container cuts them."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return _within_quota(len(_allowed()))
+
+
+def _allowed() -> list[int]:
+    """The logical processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))  # not Linux
+
+
+def _within_quota(count: int) -> int:
+    """So many processors, or as many as the container's CPU quota is worth."""
     quota = _quota()
-    return allowed or 1 if quota is None else max(1, min(allowed or 1, int(quota + 0.5)))
+    return count if quota is None else max(1, min(count, int(quota + 0.5)))
 
 
 _MOST = 4096  # threads of TVM's pool
