@@ -308,20 +308,24 @@ struct GroupPlace {
 
 // ---- launching ----------------------------------------------------------------------------------------
 
-// A call with rows side by side, where its sizes let them be; where nothing goes from forward to backward
-// in their order, also its workspace.
+// A call with so many rows side by side.
+inline RelayWgradNormCall side_by_side(RelayWgradNormCall call, int64_t fold) {
+  call.fold = fold;
+  if (fold == 1) return call;
+  call.rows /= fold;
+  call.channels *= fold;
+  call.groups = call.channels;
+  return call;
+}
+
+// The same where a call's sizes let them be; where nothing goes from forward to backward in their order,
+// also its workspace.
 template <typename T>
 inline RelayWgradNormCall folded(const RelayWgradNormCall& call) {
-  RelayWgradNormCall wide = call;
-  wide.fold = norm_fold(call.images, call.rows, call.channels, call.groups, kVector<T>);
+  const int64_t fold = norm_fold(call.images, call.rows, call.channels, call.groups, kVector<T>);
   const bool tells = call.mask != nullptr || call.new_mask != nullptr;
-  const int64_t needed = kNormSums * int64_t{sizeof(Sum<T>)} * call.channels * wide.fold * call.images;
-  if (!tells && call.workspace_bytes < needed) wide.fold = 1;
-  if (wide.fold == 1) return wide;
-  wide.rows /= wide.fold;
-  wide.channels *= wide.fold;
-  wide.groups = wide.channels;
-  return wide;
+  const int64_t needed = kNormSums * int64_t{sizeof(Sum<T>)} * call.channels * fold * call.images;
+  return side_by_side(call, tells || call.workspace_bytes >= needed ? fold : 1);
 }
 
 template <int V, typename S = Plain>

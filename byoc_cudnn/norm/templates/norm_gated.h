@@ -112,14 +112,9 @@ constexpr int64_t kGatedWriters = 8;  // blocks of a multiprocessor
 // A call of an image's rows side by side, where its sizes and the room for `each` sums let them be.
 template <typename T>
 inline RelayWgradNormCall folded_images(const RelayWgradNormCall& call, int each) {
-  RelayWgradNormCall wide = call;
-  wide.fold = norm_fold(call.images, call.rows, call.channels, call.groups, kVector<T>);
+  const int64_t fold = norm_fold(call.images, call.rows, call.channels, call.groups, kVector<T>);
   const int64_t sums = int64_t{each} * int64_t{sizeof(Sum<T>)} * call.channels * call.images;
-  if (call.workspace_bytes < sums * wide.fold) wide.fold = 1;
-  wide.rows /= wide.fold;
-  wide.channels *= wide.fold;
-  wide.groups = wide.channels;
-  return wide;
+  return side_by_side(call, call.workspace_bytes >= sums * fold ? fold : 1);
 }
 
 // As many blocks of an image as there is room for their sums; one needs none.
