@@ -294,13 +294,14 @@ def check(name: str, send: Send) -> None:
 def moved(graph: TrainingGraph, batch: dict[str, Any]) -> dict[str, Any]:
     """The batch with each number of its images one rounding away."""
     rng = np.random.default_rng(7)
-    changed = dict(batch)
-    for name in (s.name for s in graph.inputs if s.kind == "data"):
-        value = np.asarray(batch[name])
-        if value.dtype.kind == "f":
-            up = np.where(rng.random(value.shape) < 0.5, np.inf, -np.inf).astype(value.dtype)
-            changed[name] = np.nextafter(value, up)
-    return changed
+    data = {s.name: np.asarray(batch[s.name]) for s in graph.inputs if s.kind == "data"}
+    return {**batch, **{n: rounded(x, rng) for n, x in data.items() if x.dtype.kind == "f"}}
+
+
+def rounded(value: Any, rng: np.random.Generator) -> Any:
+    """Each number one rounding away, up or down."""
+    up = np.where(rng.random(value.shape) < 0.5, np.inf, -np.inf).astype(value.dtype)
+    return np.nextafter(value, up)
 
 
 def compared(
@@ -369,12 +370,10 @@ def check_compiled(name: str, send: Send) -> None:
           "convolutions": sum(len(graph.convolutions) for graph in graphs),
           "offloaded": sum(len(graph.convolutions) for graph in ours),
           "left": sorted({graph.reason for graph in graphs if graph.reason})})  # fmt: skip
-    shift = torch.where(
-        torch.rand(images.shape, generator=torch.Generator().manual_seed(7)) < 0.5, -9.0, 9.0
-    )
 
     def shaken() -> dict[str, Any]:
-        return results(torch.nextafter(images, shift.double()), compiled=False)[1]
+        other = rounded(images.numpy(), np.random.default_rng(7))
+        return results(torch.from_numpy(other), compiled=False)[1]
 
     apart(loss, list(gradients.values()), *wanted, send, shaken)
 
