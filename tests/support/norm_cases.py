@@ -96,6 +96,22 @@ class Case:
         return values
 
 
+def settled(case: Case) -> dict[str, np.ndarray]:
+    """Random operands of which no result is rounded to a kink that it is short of.
+
+    There a derivative that is read of the rounded result is another one, as PyTorch's is too.
+    """
+    first = zlib.crc32(repr(case).encode())
+    for seed in range(first, first + 1000):
+        values = case.values(seed)
+        exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        y = reference(case, exact)[1][0].numpy()
+        rounded = y.astype(numpy_dtype(case.dtype)).astype("float64")
+        if not np.any((rounded == 6.0) & (y < 6.0)):
+            return values
+    raise AssertionError(f"no operands of {case} keep away from the kink")
+
+
 def module(case: Case, zeros: tuple[str, ...] = ()) -> tvm.IRModule:
     """`main(operands…, weights…) -> (loss, y, mean, rstd, …)`, all in the sums' dtype.
 
