@@ -40,6 +40,7 @@ BENCHMARKS: dict[str, dict[str, str]] = {
         "training": "network_steps",
         "onnx": "onnx_training",
         "jax": "jax_networks",
+        "jax-inside": "jax_inside",
         "cuda-steps": "compile_steps",
     },
 }

@@ -419,7 +419,8 @@ SHEETS = (
     Sheet(
         "Convolutions inside jax.jit", "jax_inside_h200",
         "Value and both gradients of each, inside `jax.jit`, in one process a side, whose calls are"
-        " timed in turns; the last row in a call of its own. {gpu}, JAX {jax}, PyTorch {torch}, {date}; `jax_inside_h200.json`.",
+        " timed in turns; the last row in a call of its own. {gpu}, JAX {jax},"
+        " PyTorch {torch}, {date}; `jax_inside_h200.json`.",
         (("convolutions", "what"), ("ours, ms", "ours", ".2f"), ("`lax`'s, ms", "lax", ".2f"),
          ("PyTorch, ms", "torch", ".2f")),
         inside_jax,

@@ -1,4 +1,4 @@
-"""Convolutions and networks inside `jax.jit` on a GPU: `lax`'s, this package's, and PyTorch's.
+"""Convolutions and networks inside `jax.jit`: `lax`'s, this package's, and PyTorch's.
 
 A convolution's row is the value and both gradients of the mean square of its result, after as many
 layers as it says; shapes are those that people reported as slow.  A network's is a training step of
@@ -106,7 +106,8 @@ def _measured(
     def ask(side: str, seconds: float, *what: str) -> Row:
         return dict(of_side[side](answer, side.partition(" ")[0], *what, seconds=max(seconds, 0.0)))
 
-    for what in (("begin",), ("build", name)):  # no side builds while another begins
+    steps = ("begin",), ("build", name, str(args.batch))
+    for what in steps:  # no side builds while another begins
         for side in of_side:
             if "reason" not in found.setdefault(side, {}):
                 try:
@@ -154,6 +155,7 @@ BENCHMARK = Benchmark(
         "only": Option((), "rows by name"),
         "sides": Option(SIDES, "whose", SIDES),
         "rounds": Option(4, "of times, in turns; the least counts"),
+        "batch": Option(0, "images of a network; its own, if 0"),
         "once": Option(False, "one process a side of a network, not two"),
         "longest": Option(120.0, "seconds that a program's making may take"),
     },

@@ -312,7 +312,8 @@ class Answers:
             assert relay_wgrad.jax
         return {}
 
-    def build(self, row: str) -> Row:
+    def build(self, row: str, batch: str) -> Row:
+        """`batch`: images of a network; its own, if 0."""
         began = time.perf_counter()
         found: Row = {}
         if self._side == "torch":
@@ -324,11 +325,13 @@ class Answers:
 
             is_ours = self._side == "ours"
             with rj.recorded() as records:
-                made: Program = (
-                    OfJax(CONVOLUTIONS[row], is_ours)
-                    if row in CONVOLUTIONS
-                    else Training(row, NETWORKS[row], is_ours)
-                )
+                made: Program
+                if row in CONVOLUTIONS:
+                    made = OfJax(CONVOLUTIONS[row], is_ours)
+                else:
+                    network = NETWORKS[row]
+                    network = network._replace(n=int(batch) or network.n)
+                    made = Training(row, network, is_ours)
                 self._program = made
                 made.call()
                 loss = made.wait()
