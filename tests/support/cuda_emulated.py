@@ -65,7 +65,7 @@ _RESULTS = {
         "mean": "first", "rstd": "second", "new_running_mean": "new_mean",
         "new_running_var": "new_var",
     },
-    "excite": {"y": "out"},
+    "excite": {"y": "out", "mask": "new_mask"},
     "gate_sums": {"dgate": "squeezed", "sums": "new_sums"},
     "gate_backward": {"dx": "out", "dgamma": "first", "dbeta": "second"},
 }  # fmt: skip
