@@ -20,9 +20,15 @@ using Rows = Shape<false, true>;  // of the batch
 template <int V, typename A>
 struct Affine {
   A middle[V], scale[V], shift[V];
+  __device__ Affine() {}
   __device__ Affine(const A* gamma, const A* beta, const A* mean, const A* rstd, const Place& at,
                     const Images& shape) {
     load_columns(middle, mean, at, shape);
+    load(gamma, beta, rstd, at, shape);
+  }
+  // All but what is subtracted.
+  __device__ void load(const A* gamma, const A* beta, const A* rstd, const Place& at,
+                       const Images& shape) {
     load_columns(scale, gamma, at, shape);
     load_columns(shift, rstd, at, shape);
 #pragma unroll
@@ -333,14 +339,24 @@ __global__ void __launch_bounds__(kThreads, kResident)
                         ImageSums<Sum<T>, kGateSums> result, Sum<T> alpha, Images shape) {
   using A = Sum<T>;
   begin();
+  constexpr bool kPlain = act == Activation::kNone;
   const Place at(shape, V);
   A sums[kGateSums][V] = {};
   if (at.left > 0) {
-    const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
+    Affine<V, A> affine;
+    load_columns(affine.middle, mean, at, shape);
+    if constexpr (!kPlain) affine.load(gamma, beta, rstd, at, shape);
+    int rows = 0;
     auto add = [&](const Pack<T, V>& g, const Pack<T, V>& a) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const A apart = less(wide(a.value[i]), affine.middle[i]), d = wide(g.value[i]);
+        if constexpr (kPlain) {
+          sums[1][i] += d;
+          sums[2][i] = times_plus(d, apart, sums[2][i]);
+          sums[4][i] += apart;
+          continue;
+        }
         const A z = times_plus(apart, affine.scale[i], affine.shift[i]);
         const A through = before<act, T>(d, z, alpha), slope = before<act, T>(A(1), z, alpha);
         sums[0][i] += d * activated<act, T>(z, alpha);
@@ -379,7 +395,16 @@ __global__ void __launch_bounds__(kThreads, kResident)
         }
         add(g[u], a[u]);
       }
+      rows += count;
     });
+    if constexpr (kPlain) {  // v is x's affine image, so its sum is of the others, and p is 1
+      affine.load(gamma, beta, rstd, at, shape);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        sums[0][i] = times_plus(affine.scale[i], sums[2][i], affine.shift[i] * sums[1][i]);
+        sums[3][i] = A(rows);
+      }
+    }
   }
   write_image_sums<V>(sums, result, shape);
 }
@@ -483,8 +508,7 @@ int squeeze_plain(const RelayWgradNormCall& call, cudaStream_t stream) {
 }
 
 template <typename T, Activation act>
-int squeeze(const RelayWgradNormCall& call, cudaStream_t stream) {
-  if constexpr (act == Activation::kNone) return squeeze_plain<T>(call, stream);
+int squeeze_activated(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   RelayWgradNormCall batch = call;
@@ -510,6 +534,15 @@ int squeeze(const RelayWgradNormCall& call, cudaStream_t stream) {
                  static_cast<const A*>(call.beta), static_cast<const A*>(s.mean),
                  static_cast<const A*>(s.rstd), result, static_cast<A>(call.alpha), shape);
   return finished(error != cudaSuccess ? error : finish_image_sums(result, shape, stream));
+}
+
+template <typename T, Activation act>
+int squeeze(const RelayWgradNormCall& call, cudaStream_t stream) {
+  if constexpr (act == Activation::kNone) {
+    return squeeze_plain<T>(call, stream);
+  } else {
+    return squeeze_activated<T, act>(call, stream);
+  }
 }
 
 template <typename T, Activation act, bool residual, bool relu, bool bits>
