@@ -123,8 +123,8 @@ class NormCall:
         if self.gated:
             first, *given = GATED[self.direction][0]
             told = ("mask",) * (self.bits and self.direction == "gate_sums")
-            more = ("dy2",) * self.summed, ("residual",) * self.residual
-            return (first, *more[0], *given, *more[1], *self._running(""), *told)
+            other, added = ("dy2",) * self.summed, ("residual",) * self.residual
+            return (first, *other, *given, *added, *self._running(""), *told)
         if self.forward:
             names = ["x", "gamma", "beta"] + ["residual"] * (self.residual and not self.second)
             others = ("x2", "gamma2", "beta2") if self.second else ()

@@ -162,10 +162,11 @@ def _narrow(view: Graph, expr: Expr, dtype: str) -> Expr:
         expr = cast.args[0]
     # To float32 and back a half stays what it is.
     back = None if expr is None else view.call(expr, CAST)
-    wide = None if back is None else view.call(back.args[0], CAST)
-    if wide is None or str(back.args[0].ty.dtype) != "float32":
+    if back is None or str(back.args[0].ty.dtype) != "float32":
         return expr
-    return _narrow(view, wide.args[0], dtype) if str(wide.args[0].ty.dtype) == dtype else expr
+    wide = view.call(back.args[0], CAST)
+    half = None if wide is None else wide.args[0]
+    return _narrow(view, half, dtype) if half is not None and str(half.ty.dtype) == dtype else expr
 
 
 def _written(
