@@ -25,6 +25,8 @@ from ..norm import NORMS
 from ..norm.lower import lower_norms
 from ..pool import POOLS
 from ..pool.lower import lower_pools
+from ..standardized import STANDARDIZED
+from ..standardized.lower import lower_standardized
 from ..table import BACKENDS
 from ..updates import UPDATES
 from ..updates.lower import lower_updates
@@ -166,7 +168,9 @@ def build(
         mod = relax.transform.RunCodegen()(mod)
     entries: tuple[DirectEntry, ...] = ()
     if not own.missing(find()) if direct is None else direct:
-        for lower in (lower_norms, lower_pools, lower_cast_transposes, lower_updates):
+        for lower in (
+            lower_standardized, lower_norms, lower_pools, lower_cast_transposes, lower_updates
+        ):  # fmt: skip
             mod, found = lower(mod, arch_of(chosen) or _OLDEST)
             entries += found
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
@@ -197,7 +201,8 @@ def _all(module: Any) -> list[Any]:
 
 def _owners() -> dict[str, Inputs]:
     """By the function of a generated source that tells its plans: what it is linked with."""
-    families = {f.plans: f.inputs for f in (CAST_TRANSPOSES, NORMS, POOLS, UPDATES)}
+    direct = (CAST_TRANSPOSES, NORMS, POOLS, STANDARDIZED, UPDATES)
+    families = {f.plans: f.inputs for f in direct}
     return {b.plans: b.inputs for b in BACKENDS.values()} | families
 
 

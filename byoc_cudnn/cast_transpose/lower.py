@@ -2,7 +2,8 @@
 
 Those of parameters, at the function's begin, and those whose results are the function's, at its
 end: in a training step the weights' and their gradients'.  A chain is a cast, a transposition, a
-product with one scalar, each at most once, the product in float32.
+product with one scalar, each at most once, the product in float32, and reshapes between them, as a
+bias has one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .call import DTYPES, CastTransposeCall, Transposition
 from .codegen import CAST_TRANSPOSES
 
 CAST, PERMUTE, SCALE = "relax.astype", "relax.permute_dims", "relax.multiply"
+RESHAPE = "relax.reshape"  # no kernel alone
 KERNEL = "relax.call_tir"
 _LEAST = 4  # tensors for which a launch for all is worth a call of its own
 _MOST = 1 << 24  # elements: larger tensors fill the GPU alone
@@ -143,7 +145,7 @@ class _Function:
         value = self.view.value.get(var) if isinstance(var, relax.Var) else None
         if isinstance(value, relax.Var):
             return not isinstance(var, relax.DataflowVar) and self._is_step(value)
-        return op_name(value) in (CAST, PERMUTE) or self._scalar(value) is not None
+        return op_name(value) in (CAST, PERMUTE, RESHAPE) or self._scalar(value) is not None
 
     def _scalar(self, value: Any) -> relax.Var | None:
         """The scalar by which a tensor is multiplied."""
@@ -155,7 +157,7 @@ class _Function:
 
     def _chain(self, end: relax.Var) -> _Chain | None:
         inside: list[relax.Var] = []
-        axes: list[int] | None = None
+        moved: relax.Call | None = None  # the transposition
         scale, cast, at = None, False, end
         while True:
             value: Any = self.view.value.get(at) if isinstance(at, relax.Var) else None
@@ -165,8 +167,10 @@ class _Function:
                 source = value
             elif op_name(value) == CAST and not cast:
                 cast, source = True, value.args[0]
-            elif op_name(value) == PERMUTE and axes is None:
-                axes, source = list(permute_axes(value)), value.args[0]
+            elif op_name(value) == PERMUTE and moved is None:
+                moved, source = value, value.args[0]
+            elif op_name(value) == RESHAPE:
+                source = value.args[0]
             elif (scalar := self._scalar(value)) is not None and scale is None and not cast:
                 scale, source = scalar, value.args[0]  # of what is float32 by then
             else:
@@ -174,16 +178,19 @@ class _Function:
             if at is not end:
                 inside.append(at)
             at = source
-        return self._made(at, end, axes, tuple(inside), scale)
+        if not cast and moved is None and scale is None:
+            return None
+        return self._made(at, end, moved, tuple(inside), scale)
 
     def _made(
-        self, source: Expr, end: relax.Var, axes: list[int] | None, inside: Any, scale: Any
+        self, source: Expr, end: relax.Var, moved: relax.Call | None, inside: Any, scale: Any
     ) -> _Chain | None:
-        sizes = sizes_of(source.ty)
+        sizes = sizes_of(source.ty if moved is None else moved.args[0].ty)
         dtypes = {str(source.ty.dtype), str(end.ty.dtype)}
         if sizes is None or not all(isinstance(n, int) for n in sizes) or not dtypes <= set(DTYPES):
             return None
-        move = Transposition.of(sizes, list(range(len(sizes))) if axes is None else axes)
+        axes = list(range(len(sizes))) if moved is None else list(permute_axes(moved))
+        move = Transposition.of(sizes, axes)
         if move is None or not 0 < move.count <= _MOST or not isinstance(source, relax.Var):
             return None
         return _Chain(source, end, move, inside, scale)

@@ -54,7 +54,8 @@ class Site:
     """A call that goes: the record without a symbol, and how the call is written.
 
     args : what it takes instead of the operator's operands.
-    fields : the types of its results, where they are others than the operator's.
+    fields : the types of its results, where they are others than the operator's; the first is the
+        variable's, where that is one tensor.
     extra : the type of one more result, the last.
     narrow : casts of the result to the operands' dtype, which are all that uses it: it is that.
     """
@@ -244,6 +245,9 @@ class _Writer:
         if site.extra is None and not site.fields:
             return [relax.VarBinding(var, made)]
         new = self.variable(f"{var.name}_all" if single else var.name, made.ty)
+        if site.extra is None and single:
+            first = normal(relax.TupleGetItem(new, 0))
+            return [relax.VarBinding(new, made), relax.VarBinding(var, first)]
         if site.extra is None:
             self.changed[var] = new
             return [relax.VarBinding(new, made)]

@@ -75,6 +75,9 @@ class NormCall:
     gate_sums: dy, x, gamma, beta, mean, rstd -> dgate, sums: of an image's dy v, and four others
     gate_backward: dy, x, gamma, beta, mean, rstd, gate, lift, sums -> dx, dgamma, dbeta, where the
         gradient of v is dy gate + lift.
+    With `bits` excite, which ends in relu, gives `mask` too, and gate_sums takes y's gradient:
+    gate_sums: dy[, dy2], x, gamma, beta, mean, rstd, mask -> dresidual, dgate, sums, where
+        dresidual is what relu lets through of dy + dy2, and the sums are of that.
     squeezed, gate, dgate and lift have (images, …, channels) elements in the dtype of the sums, and
     sums have four times as many, (4, images, channels).
 
@@ -118,8 +121,10 @@ class NormCall:
     @property
     def operands(self) -> tuple[str, ...]:
         if self.gated:
-            given, _ = GATED[self.direction]
-            return (*given, *("residual",) * self.residual, *self._running(""))
+            first, *given = GATED[self.direction][0]
+            told = ("mask",) * (self.bits and self.direction == "gate_sums")
+            other, added = ("dy2",) * self.summed, ("residual",) * self.residual
+            return (first, *other, *given, *added, *self._running(""), *told)
         if self.forward:
             names = ["x", "gamma", "beta"] + ["residual"] * (self.residual and not self.second)
             others = ("x2", "gamma2", "beta2") if self.second else ()
@@ -132,7 +137,9 @@ class NormCall:
     @property
     def results(self) -> tuple[str, ...]:
         if self.gated:
-            return (*GATED[self.direction][1], *self._running("new_"))
+            made, last = GATED[self.direction][1], ("mask",) * (self.bits and self.last != "")
+            through = ("dresidual",) * (self.bits and self.direction == "gate_sums")
+            return (*through, *made, *self._running("new_"), *last)
         if self.forward:
             mask = ("mask",) * self.bits + ("index",) * bool(self.pooled)
             return ("y", *self._both("mean", "rstd"), *self._running("new_"), *mask)
@@ -163,8 +170,12 @@ def check(call: NormCall) -> Decision:
     ):
         if value not in known:
             return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
-    if call.gated and (call.bits or call.summed or call.second or call.pooled or call.grouped):
-        return no("around a gate there are neither bits nor sums, pooling nor groups")
+    if call.gated and (call.second or call.pooled or call.grouped):
+        return no("around a gate there are no second normalization, pooling or groups")
+    if call.gated and call.bits and not (call.last or call.direction == "gate_sums"):
+        return no("around a gate bits are of excite's last relu, for gate_sums")
+    if call.gated and call.summed and not (call.bits and call.direction == "gate_sums"):
+        return no("around a gate gate_sums alone adds gradients, before a mask of bits")
     if call.last not in ("", "relu") or (call.last and call.direction != "excite"):
         return no(f"last {call.last!r} of {call.direction}: relu, or nothing, ends excite alone")
     if call.residual and call.gated and call.direction != "excite":
@@ -174,7 +185,7 @@ def check(call: NormCall) -> Decision:
             f"{call.activation}'s gradient is not told by what is stored: y;"
             " without a residual it is by x"
         )
-    if call.bits and not (call.residual and call.activation in BITS):
+    if call.bits and not call.gated and not (call.residual and call.activation in BITS):
         return no(f"bits are of {', '.join(BITS)} after a residual; else x tells what passes")
     if call.second and not (call.residual and call.bits):
         return no("a second normalization is a residual, and what passes goes backward as bits")
@@ -191,7 +202,7 @@ def check(call: NormCall) -> Decision:
         padding = (call.pooled[4], call.pooled[5], call.pooled[6], call.pooled[7])
         if not (decision := check_windows(pair, strides, padding)):
             return decision
-    if call.summed and not call.stored:
+    if call.summed and not (call.stored or call.gated):
         return no("summed gradients are of a backward call that writes the residual's gradient")
     if call.running and call.direction not in ("forward", "squeeze"):
         return no("running statistics are updated forward, not backward")

@@ -40,7 +40,7 @@ _NAME = re.compile(
 )
 _GATED_NAME = re.compile(
     rf"{_PREFIX}({'|'.join(GATED)})_({'|'.join(_ELEMENTS)})_"
-    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual)?(_relu)?"
+    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual)?(_relu)?(_bits)?(_summed)?"
 )
 
 
@@ -64,6 +64,7 @@ def kernel_of(call: NormCall) -> str:
     """The name of the kernel that serves a call."""
     if call.gated:
         more = "_residual" * call.residual + "_relu" * bool(call.last)
+        more += "_bits" * call.bits + "_summed" * call.summed
         return f"{_PREFIX}{call.direction}_{call.dtype}_{call.activation or 'none'}{more}"
     residual = "_residual" if (call.residual if call.forward else call.stored) else ""
     if call.second or call.by_row:
@@ -83,7 +84,8 @@ def _gated_body(name: str) -> str | None:
         return None
     direction, dtype, activation, *flags = found.groups()
     act = _ACTIVATIONS["" if activation == "none" else activation]
-    more = [str(bool(flag)).lower() for flag in flags] if direction == "excite" else []
+    told = {"excite": flags[:3], "gate_sums": flags[2:]}.get(direction, [])
+    more = [str(bool(flag)).lower() for flag in told]
     words = ", ".join([_ELEMENTS[dtype][1], f"Activation::{act}", *more])
     parts = ["device", "together", "forward", "gated"]
     texts = [_GATED_ROWS, *(NORMS.template(f"norm_{part}.h") for part in parts)]

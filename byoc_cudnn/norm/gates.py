@@ -7,6 +7,8 @@ the product's, which move a tensor six times; backward that of the gate's gradie
 product's and the mean's, and the normalization's, nine times.  The kernels (`norm_gated.h`) move it
 four and five times: what the normalization gives is made of x again where it is used, and is never
 in memory.  A residual that is added to the product, and ReLU after it, are in the pass that writes.
+Where ReLU ends it, what that lets through goes backward as bits, and the pass that makes the gate's
+gradient takes ReLU's from them: also of two gradients, whose sum it is of.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm
 from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
+from relay_wgrad.graph.match import call, match
 from relay_wgrad.ir import op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 
-from ..codegen.lowering import Field, Plan, Site
+from ..codegen.lowering import Field, Plan, Site, same_type
 
 CAST, RELU = "relax.astype", "relax.nn.relu"
+_MASK = call("relax.where", call("relax.less_equal", "y", 0.0, name="low"), 0.0, "g")
+_VECTOR = 16  # bytes of a row for which a mask has a byte
 Expr = Any
 
 
@@ -47,14 +53,35 @@ class _Gate:
     gone: set[relax.Var]
 
 
-def take_gates(plan: Plan) -> None:
-    """Into all normalizations of a batch that a gate alone follows, both directions of which go."""
+@dataclass
+class _Through:
+    """A gradient that ReLU lets through: its variable, the one or two that it is of, what is
+    between."""
+
+    var: relax.Var
+    of: list[Expr]
+    gone: set[relax.Var]
+
+
+def mask_type(x: relax.TensorType) -> relax.TensorType:
+    """A byte for each 16 bytes of a row: what an activation lets through."""
+    *rows, channels = x.shape.values
+    each = _VECTOR // tvm.runtime.DataType(str(x.dtype)).itemsize
+    return relax.TensorType([*rows, (channels + each - 1) // each], "uint8")
+
+
+def take_gates(plan: Plan, bits: bool = True) -> None:
+    """Into all normalizations of a batch that a gate alone follows, both directions of which go.
+
+    bits : whether what a last ReLU lets through goes backward as bits.
+    """
     for var, site in list(plan.sites.items()):
         plain = not (site.call.residual or site.call.grouped)
         if site.call.forward and plain and not plan.function.is_whole(var):
             found = _found(plan, var)
             if found is not None:
-                _take(plan, var, found)
+                through = _through(plan, found) if bits and found.last else None
+                _take(plan, var, found, through)
 
 
 def _found(plan: Plan, forward: relax.Var) -> _Gate | None:
@@ -133,7 +160,13 @@ def _narrow(view: Graph, expr: Expr, dtype: str) -> Expr:
         if cast is None:
             return None
         expr = cast.args[0]
-    return expr
+    # To float32 and back a half stays what it is.
+    back = None if expr is None else view.call(expr, CAST)
+    if back is None or str(back.args[0].ty.dtype) != "float32":
+        return expr
+    wide = view.call(back.args[0], CAST)
+    half = None if wide is None else wide.args[0]
+    return _narrow(view, half, dtype) if half is not None and str(half.ty.dtype) == dtype else expr
 
 
 def _written(
@@ -207,7 +240,23 @@ def _same(plan: Plan, forward: relax.Var, backward: relax.Var) -> bool:
     return alike and all(told) and all(map(_is, back.args[1:4], one.args[:3]))
 
 
-def _take(plan: Plan, forward: relax.Var, found: _Gate) -> None:
+def _through(plan: Plan, found: _Gate) -> _Through | None:
+    """Where the product's gradient is what ReLU lets through of y's; None where it is not."""
+    view, dy = plan.function, found.dy
+    masked = match(view, _MASK, dy)
+    if not masked or not _is(view.resolved(masked["y"]), found.out):
+        return None
+    g, low = masked["g"], masked["low"]
+    if not same_type(g, dy):
+        return None
+    gone = {low} if view.only_use(low) else set()
+    total = view.call(g, "relax.add") if view.only_use(g) else None
+    if total is not None and all(same_type(arg, dy) for arg in total.args):
+        return _Through(dy, list(total.args), gone | {g})
+    return _Through(dy, [g], gone)
+
+
+def _take(plan: Plan, forward: relax.Var, found: _Gate, through: _Through | None) -> None:
     view, sites = plan.function, plan.sites
     one, back = sites[forward], sites[found.backward]
     x: Expr
@@ -227,9 +276,23 @@ def _take(plan: Plan, forward: relax.Var, found: _Gate) -> None:
         replace(plain, direction="excite", residual=bool(residual), last=found.last),
         [*known, found.gate, *residual],
     )
-    sites[found.dgate] = Site(replace(plain, direction="gate_sums"), [found.dy, *known], extra=sums)
+    of_sums = replace(plain, direction="gate_sums")
     back.call = replace(plain, direction="gate_backward")
-    # The last is the sums, once they are there.
-    back.args = [found.dy, *known, found.gate, found.lift, found.dgate]
-    plan.takes[found.backward] = (len(back.args) - 1, found.dgate)
+    back.args = [found.dy, *known, found.gate, found.lift]
+    if through is None:
+        sites[found.dgate] = Site(of_sums, [found.dy, *known], extra=sums)
+        plan.takes[found.backward] = (len(back.args), found.dgate)
+        back.args.append(found.dgate)  # the sums, once they are there
+    else:
+        # Told by y's pass, ReLU's gradient is written by the one that sums it, in its place.
+        out = sites[found.out]
+        out.call, out.extra = replace(out.call, bits=True), mask_type(found.out.ty)
+        sites[through.var] = Site(
+            replace(of_sums, bits=True, summed=len(through.of) > 1),
+            [*through.of, *known, found.out], fields=[through.var.ty, found.dgate.ty, sums],
+        )  # fmt: skip
+        plan.takes[through.var] = (len(through.of) + len(known), found.out)
+        plan.renamed[found.dgate] = (through.var, 1)
+        back.args.append(Field(through.var, 2))
+        plan.dropped |= through.gone
     plan.dropped |= found.gone

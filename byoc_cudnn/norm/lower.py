@@ -23,10 +23,9 @@ from relay_wgrad.ops.train_norm import BACKWARDS, FORWARDS, dtype_of
 from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
 from .call import BITS, NormCall, check, longest_row
 from .codegen import NORMS
-from .gates import take_gates
+from .gates import mask_type, take_gates
 from .pool_fusion import take_pools
 
-_VECTOR = 16  # bytes of a row for which a mask has a byte
 _Y = 6  # the backward operators' operand
 
 
@@ -39,7 +38,7 @@ def lower_norms(
     ----------
     mod : any module; functions of it that are a code generator's, or fused, stay.
     arch : the oldest GPU that runs it, as nvcc numbers it (90 of sm_90).
-    bits : whether what passes an activation after a residual goes backward as bits.
+    bits : whether what passes an activation after a residual, or a gate, goes backward as bits.
 
     Returns
     -------
@@ -60,14 +59,15 @@ def planned(view: Graph, bits: bool = True) -> Plan:
                 plan.sites[binding.var] = Site(call, list(value.args))
             else:
                 plan.refused[binding.var] = decision.reason
-    take_gates(plan)
+    take_gates(plan, bits)
     if bits:
         _pass_bits(plan)
     _take_sums(plan)
     take_pools(plan)
     if bits:
         for backward, (_, forward) in list(plan.takes.items()):
-            if plan.sites[forward].call.residual:
+            call = plan.sites[forward].call
+            if call.forward and call.residual:
                 _take_second(plan, forward, backward)
     return plan
 
@@ -88,7 +88,7 @@ def _pass_bits(plan: Plan) -> None:
         if not view.is_whole(forward) and isinstance(forward, relax.DataflowVar):
             made.call, made.extra = (
                 replace(made.call, bits=True),
-                _mask_type(view.value[forward].args[0].ty),
+                mask_type(view.value[forward].args[0].ty),
             )
             site.call = replace(site.call, bits=True)
             plan.takes[var] = (_Y, forward)
@@ -213,10 +213,3 @@ def _read(value: relax.Call) -> NormCall:
 
 def _is_short(channels: Any, dtype: str) -> bool:
     return isinstance(channels, int) and channels <= longest_row(dtype)
-
-
-def _mask_type(x: relax.TensorType) -> relax.TensorType:
-    """A byte for each 16 bytes of a row."""
-    *rows, channels = x.shape.values
-    each = _VECTOR // tvm.runtime.DataType(str(x.dtype)).itemsize
-    return relax.TensorType([*rows, (channels + each - 1) // each], "uint8")

@@ -18,6 +18,7 @@ from byoc_cudnn.norm import NORMS, NormCall
 from byoc_cudnn.norm.codegen import kernel_of
 from byoc_cudnn.pool import POOLS, PoolCall
 from byoc_cudnn.pool.codegen import kernel_of as pool_kernel_of
+from byoc_cudnn.standardized import STANDARDIZED
 
 HEADER = Path(__file__).with_name("cuda_emulated.h")
 DTYPES = {
@@ -65,7 +66,7 @@ _RESULTS = {
         "mean": "first", "rstd": "second", "new_running_mean": "new_mean",
         "new_running_var": "new_var",
     },
-    "excite": {"y": "out"},
+    "excite": {"y": "out", "mask": "new_mask"},
     "gate_sums": {"dgate": "squeezed", "sums": "new_sums"},
     "gate_backward": {"dx": "out", "dgamma": "first", "dbeta": "second"},
 }  # fmt: skip
@@ -153,13 +154,14 @@ def command(folder: Path) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _library(folder: Path, kernel: str) -> Any:
+def library(folder: Path, kernel: str) -> Any:
+    """A kernel's library, loaded."""
     source, library = folder / f"{kernel}.cc", folder / f"{kernel}.so"
-    family = NORMS if kernel.startswith(NORMS.codegen) else POOLS
+    family = next(f for f in (NORMS, POOLS, STANDARDIZED) if kernel.startswith(f.codegen))
     source.write_text(emulated(family.source_of(kernel)), encoding="utf-8")
     if not find().compiler:
         pytest.skip("no C++ compiler")
-    own = ["-DRW_NORM_MANY=128", "-shared", str(source), "-o", str(library)]
+    own = ["-DRW_NORM_MANY=128", "-D__grid_constant__=", "-shared", str(source), "-o", str(library)]
     subprocess.run([*command(folder), *own], check=True)
     return ctypes.CDLL(str(library))
 
@@ -175,7 +177,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: bool) -> bool:
     """Runs a call on tensors by name, results among them; whether one launch did it."""
-    library = _library(folder, kernel_of(call))
+    own = library(folder, kernel_of(call))
     x = given["x"]
     workspace = np.full(1 << 18, 255, np.uint8)
     names = {**dict.fromkeys((*_NORM, *_GATED)), "workspace": workspace}
@@ -198,9 +200,9 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
     if call.pooled:
         windows = given["y" if call.forward else "dy"].shape
         packed.windows = _Windows(*x.shape, windows[1], windows[2], *call.pooled[4:6])
-    before = library.times_together()
-    assert getattr(library, kernel_of(call))(ctypes.byref(packed), None) == 0
-    return bool(library.times_together() > before)
+    before = own.times_together()
+    assert getattr(own, kernel_of(call))(ctypes.byref(packed), None) == 0
+    return bool(own.times_together() > before)
 
 
 def pool(folder: Path, call: PoolCall, given: dict[str, np.ndarray]) -> None:
@@ -214,4 +216,4 @@ def pool(folder: Path, call: PoolCall, given: dict[str, np.ndarray]) -> None:
     ]
     packed = _PoolCall(*image, windows[1], windows[2], *call.padding[:2], *pointers)
     kernel = pool_kernel_of(call)
-    assert getattr(_library(folder, kernel), kernel)(ctypes.byref(packed), None) == 0
+    assert getattr(library(folder, kernel), kernel)(ctypes.byref(packed), None) == 0

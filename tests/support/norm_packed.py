@@ -70,7 +70,7 @@ def _forward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
         made["y"], made["index"] = _pooled(call, made["y"])
     if call.bits:
         passes = (z > 0) & (z < 6) if call.activation == "relu6" else z > 0
-        made["mask"] = torch.tensor(np.packbits(_padded(passes.numpy()), axis=-1))
+        made["mask"] = _bits(passes)
     return made
 
 
@@ -94,6 +94,17 @@ def _scattered(call: NormCall, dy: Any, index: Any, shape: Any) -> Any:
     return out[:, top : top + h, left : left + w]
 
 
+def _bits(passes: Any) -> Any:
+    return torch.tensor(np.packbits(_padded(passes.numpy()), axis=-1))
+
+
+def _passes(mask: Any, like: Any) -> Any:
+    """What `_bits` was told, 0 or 1 for each element of a tensor."""
+    bits = np.unpackbits(mask.numpy()[..., None], axis=-1)[..., :4]
+    bits = bits.reshape(*like.shape[:-1], -1)[..., : like.shape[-1]]
+    return torch.tensor(bits.astype("float32"))
+
+
 def _padded(passes: Any, each: int = 4) -> Any:
     """Bits of four channels in the upper half of a byte, as float32 has them in 16 bytes."""
     channels = passes.shape[-1]
@@ -106,13 +117,11 @@ def _padded(passes: Any, each: int = 4) -> Any:
 
 def _backward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
     dy = v["dy"] + v["dy2"] if call.summed else v["dy"]
-    x, channels = v["x"], v["x"].shape[-1]
+    x = v["x"]
     dy = _scattered(call, dy, v["index"], x.shape) if call.pooled else dy
     ends = ("", "2") if call.second else ("",)
     if "mask" in v:
-        bits = np.unpackbits(v["mask"].numpy()[..., None], axis=-1)[..., :4]
-        passes = torch.tensor(bits.reshape(*x.shape[:-1], -1)[..., :channels].astype("float32"))
-        g = dy * passes
+        g = dy * _passes(v["mask"], x)
     else:
         leaf = (x - v["mean"]) * v["rstd"] * v["gamma"] + v["beta"]
         leaf = v.get("y", leaf).clone().requires_grad_()
@@ -139,12 +148,15 @@ def _gated(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
     made_v = made_v.detach()
     if call.direction == "excite":
         y = made_v * v["gate"] + v.get("residual", 0)
-        return {"y": torch.relu(y) if call.last else y}
+        made = {"y": torch.relu(y) if call.last else y}
+        return made | ({"mask": _bits(y > 0)} if call.bits else {})
     over, apart = list(range(1, z.ndim - 1)), v["x"] - v["mean"]
     if call.direction == "gate_sums":
-        dp = v["dy"] * p
+        dy = v["dy"] + v["dy2"] if call.summed else v["dy"]
+        dy = dy * _passes(v["mask"], dy) if call.bits else dy
+        dp = dy * p
         sums = [one.sum(over) for one in (dp, dp * apart, p, p * apart)]
-        return {"dgate": (v["dy"] * made_v).sum(over), "sums": torch.stack(sums)}
+        return {"dresidual": dy, "dgate": (dy * made_v).sum(over), "sums": torch.stack(sums)}
     gate, lift = (v[n].flatten(1) for n in ("gate", "lift"))
     dbeta, dgamma = (
         (gate * v["sums"][i] + lift * v["sums"][i + 2]).sum(0) * f

@@ -36,34 +36,13 @@ struct Moments {
   }
 };
 
-template <typename T, int V, bool whole, typename S>
-__global__ void __launch_bounds__(kThreads, kResident)
-    moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, S shape) {
+// Of all rows of a block; all of its threads call it.
+template <typename T, int V, typename S>
+__device__ inline void write_moments(const Moments<T, V>& seen, Sum<T>* partial, const Place& at,
+                                     const S& shape) {
   using A = Sum<T>;
   __shared__ A means[kThreads * V], squares[kThreads * V];
   __shared__ int counts[kThreads];
-  begin();
-  const Place at(shape, V);
-  Moments<T, V> seen;
-  if (at.channel < shape.channels) {
-    const T* from = x + at.channel;
-    each_chunk<false, whole>(
-        shape, at.row,
-        [&](int64_t first) {
-          Pack<T, V> rows[kUnroll];
-#pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            load<whole>(
-                rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
-          }
-          seen.add(rows);
-        },
-        [&](int64_t row) {
-          Pack<T, V> one[1];
-          load<whole>(one[0], from + row * shape.channels, at.left);
-          seen.add(one);
-        });
-  }
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     means[threadIdx.x * V + i] = seen.mean[i];
@@ -89,6 +68,34 @@ __global__ void __launch_bounds__(kThreads, kResident)
     to[0] = middle;
     to[shape.channels] = square;
   }
+}
+
+template <typename T, int V, bool whole, typename S>
+__global__ void __launch_bounds__(kThreads, kResident)
+    moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, S shape) {
+  begin();
+  const Place at(shape, V);
+  Moments<T, V> seen;
+  if (at.channel < shape.channels) {
+    const T* from = x + at.channel;
+    each_chunk<false, whole>(
+        shape, at.row,
+        [&](int64_t first) {
+          Pack<T, V> rows[kUnroll];
+#pragma unroll
+          for (int u = 0; u < kUnroll; ++u) {
+            load<whole>(
+                rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
+          }
+          seen.add(rows);
+        },
+        [&](int64_t row) {
+          Pack<T, V> one[1];
+          load<whole>(one[0], from + row * shape.channels, at.left);
+          seen.add(one);
+        });
+  }
+  write_moments(seen, partial, at, shape);
 }
 
 template <typename A>

@@ -5,6 +5,8 @@
 //   squeezed = mean(v),  y = G v + residual,  dgate = sum(dy v),
 //   dv = dy G + L,  dbeta = sum(dv p),  dgamma = sum(dv p n),  n = (x - mean) rstd,
 //   dx = gamma rstd (dv p - dbeta / m - n dgamma / m).
+// Where ReLU ends y, dy is what that lets through of y's gradient: by bits that the pass that writes y
+// tells, and written by the pass that sums it.
 // G and L are the same for all pixels of an image, so dbeta and dgamma are known from an image's sums
 // of dy p, dy p (x - mean), p and p (x - mean), which the pass that sums dy v makes too: v is never in
 // memory, and x is read once for what each direction knows only in the end, and once to write.
@@ -18,9 +20,15 @@ using Rows = Shape<false, true>;  // of the batch
 template <int V, typename A>
 struct Affine {
   A middle[V], scale[V], shift[V];
+  __device__ Affine() {}
   __device__ Affine(const A* gamma, const A* beta, const A* mean, const A* rstd, const Place& at,
                     const Images& shape) {
     load_columns(middle, mean, at, shape);
+    load(gamma, beta, rstd, at, shape);
+  }
+  // All but what is subtracted.
+  __device__ void load(const A* gamma, const A* beta, const A* rstd, const Place& at,
+                       const Images& shape) {
     load_columns(scale, gamma, at, shape);
     load_columns(shift, rstd, at, shape);
 #pragma unroll
@@ -109,9 +117,11 @@ __global__ void __launch_bounds__(kThreads) image_sums(ImageSums<A, each> result
 
 constexpr int64_t kGatedWriters = 8;  // blocks of a multiprocessor
 
-// A call of an image's rows side by side, where its sizes and the room for `each` sums let them be.
+// A call of an image's rows side by side, where its sizes and the room for `each` sums let them be; none
+// where bits go from one call to another, whose room may differ.
 template <typename T>
 inline RelayWgradNormCall folded_images(const RelayWgradNormCall& call, int each) {
+  if (call.mask != nullptr || call.new_mask != nullptr) return side_by_side(call, 1);
   const int64_t fold = norm_fold(call.images, call.rows, call.channels, call.groups, kVector<T>);
   const int64_t sums = int64_t{each} * int64_t{sizeof(Sum<T>)} * call.channels * call.images;
   return side_by_side(call, call.workspace_bytes >= sums * fold ? fold : 1);
@@ -136,13 +146,105 @@ inline Images writing_images(const RelayWgradNormCall& wide) {
   return shape;
 }
 
+// Of blocks with a thread for each channel of an image.
+inline dim3 images_grid(const Images& shape) {
+  const int64_t threads = shape.images * shape.real();
+  return dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads));
+}
+
 template <typename A, int each>
 cudaError_t finish_image_sums(const ImageSums<A, each>& result, const Images& shape,
                               cudaStream_t stream) {
   if (result.is_whole(shape)) return cudaSuccess;
-  const int64_t threads = shape.images * shape.real();
-  return launch(image_sums<A, each>, dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads)),
-                kThreads, stream, result, shape);
+  return launch(image_sums<A, each>, images_grid(shape), kThreads, stream, result, shape);
+}
+
+// Moments of each image's channels.  Without an activation all of squeeze is made of them: the batch's
+// are those of its images, and the mean of v is where the mean of x goes, so x is read once.
+template <typename T, int V, bool whole>
+__global__ void __launch_bounds__(kThreads, kResident)
+    image_moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, Images shape) {
+  begin();
+  const Place at(shape, V);
+  Moments<T, V> seen;
+  if (at.left > 0) {
+    const T* const from = x + at.channel;
+    each_turn<false>(shape, at.row, [&](int64_t first, int count) {
+      Pack<T, V> rows[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u >= count) break;
+        load<whole>(rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
+      }
+      if (count == kUnroll) {
+        seen.add(rows);
+        return;
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const Pack<T, V> one[1] = {rows[u]};
+        if (u < count) seen.add(one);
+      }
+    });
+  }
+  write_moments(seen, partial, at, shape);
+}
+
+// The parts of which a channel has moments: of an image, those of its blocks, of each of whose rows side by
+// side it has some.
+template <typename A>
+struct Parts {
+  const A* partial;
+  int64_t channel;
+  const Images& shape;
+
+  __device__ int of_image() const { return static_cast<int>(shape.blocks * shape.fold); }
+  __device__ const A* at(int i) const {
+    const int image = i / of_image(), y = i % of_image() / static_cast<int>(shape.fold);
+    return partial + shape.partial_at(image, y, 2) + i % shape.fold * shape.real() + channel;
+  }
+  __device__ A mean(int i) const { return *at(i); }
+  __device__ A m2(int i) const { return at(i)[shape.channels]; }
+  __device__ A rows(int i) const {
+    return A(shape.rows_of(i % of_image() / static_cast<int>(shape.fold)));
+  }
+};
+
+// Of a batch, by the moments of its images.
+template <typename A>
+__global__ void __launch_bounds__(kFew* kParts)
+    statistics_of_images(const A* __restrict__ partial, Statistics<A> s, Images shape) {
+  begin();
+  const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
+  const Parts<A> parts{partial, channel < shape.real() ? channel : 0, shape};
+  const int all = static_cast<int>(shape.images) * parts.of_image();
+  const A n = A(shape.rows * shape.fold) * A(shape.images);
+  const A mean = over_blocks<A>(all, [&](int i) { return parts.rows(i) * parts.mean(i); }) / n;
+  const A m2 = over_blocks<A>(all, [&](int i) {
+    const A apart = parts.mean(i) - mean;
+    return parts.m2(i) + parts.rows(i) * apart * apart;
+  });
+  if (channel < shape.real() && threadIdx.x < kFew) s.write(channel, mean, m2 / n, n);
+}
+
+// A thread for each channel of an image.
+template <typename A>
+__global__ void __launch_bounds__(kThreads)
+    means_of_images(const A* __restrict__ partial, const A* __restrict__ gamma,
+                    const A* __restrict__ beta, const A* __restrict__ mean,
+                    const A* __restrict__ rstd, A* __restrict__ squeezed, Images shape) {
+  begin();
+  const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t channel = at % shape.real(), image = at / shape.real();
+  if (image >= shape.images) return;
+  const Parts<A> parts{partial, channel, shape};
+  const int each = parts.of_image(), first = static_cast<int>(image) * each;
+  A apart = 0;
+  for (int i = first; i < first + each; ++i) {
+    apart += parts.rows(i) * less(parts.mean(i), mean[channel]);
+  }
+  apart /= A(shape.rows * shape.fold);
+  squeezed[at] = times_plus(apart, times(gamma[channel], rstd[channel]), beta[channel]);
 }
 
 template <typename T, int V, bool whole, Activation act>
@@ -182,12 +284,12 @@ __global__ void __launch_bounds__(kThreads, kResident)
   write_image_sums<V>(sums, result, shape);
 }
 
-template <typename T, int V, bool whole, Activation act, bool residual, bool relu>
+template <typename T, int V, bool whole, Activation act, bool residual, bool relu, bool bits>
 __global__ void __launch_bounds__(kThreads, kResident)
     excited(const T* __restrict__ x, const T* __restrict__ more, const Sum<T>* __restrict__ gamma,
             const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
             const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ gate, T* __restrict__ y,
-            Sum<T> alpha, Images shape) {
+            uint8_t* __restrict__ mask, Sum<T> alpha, Images shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
@@ -195,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
   A factor[V];
   load_columns(factor, gate + at.image * shape.real(), at, shape);
-  auto write = [&](int64_t i, const Pack<T, V>& a, const Pack<T, V>& b) {
+  auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
     Pack<T, V> out;
 #pragma unroll
     for (int k = 0; k < V; ++k) {
@@ -206,7 +308,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
       if constexpr (relu) v = activated<Activation::kRelu, T>(v, alpha);
       out.value[k] = narrow<T>(v);
     }
-    store<whole>(y + i, out, at.left);
+    store<whole>(y + row * shape.channels + at.channel, out, at.left);
+    if constexpr (bits) mask[row * shape.packs + at.pack] = passing<Activation::kRelu>(out);
   };
   each_turn<false>(shape, at.row, [&](int64_t first, int count) {
     Pack<T, V> a[kUnroll], b[kUnroll];
@@ -220,29 +323,40 @@ __global__ void __launch_bounds__(kThreads, kResident)
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (u >= count) break;
-      write((first + int64_t{u} * shape.height()) * shape.channels + at.channel, a[u], b[u]);
+      write(first + int64_t{u} * shape.height(), a[u], b[u]);
     }
   });
 }
 
 constexpr int kGateSums = 5;  // dy v; dy p, dy p (x - mean), p, p (x - mean)
 
-template <typename T, int V, bool whole, Activation act>
+template <typename T, int V, bool whole, Activation act, bool bits, bool summed>
 __global__ void __launch_bounds__(kThreads, kResident)
-    gradient_image_sums(const T* __restrict__ dy, const T* __restrict__ x,
+    gradient_image_sums(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x,
+                        const uint8_t* __restrict__ mask, T* __restrict__ dresidual,
                         const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                         const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
                         ImageSums<Sum<T>, kGateSums> result, Sum<T> alpha, Images shape) {
   using A = Sum<T>;
   begin();
+  constexpr bool kPlain = act == Activation::kNone;
   const Place at(shape, V);
   A sums[kGateSums][V] = {};
   if (at.left > 0) {
-    const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
+    Affine<V, A> affine;
+    load_columns(affine.middle, mean, at, shape);
+    if constexpr (!kPlain) affine.load(gamma, beta, rstd, at, shape);
+    int rows = 0;
     auto add = [&](const Pack<T, V>& g, const Pack<T, V>& a) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const A apart = less(wide(a.value[i]), affine.middle[i]), d = wide(g.value[i]);
+        if constexpr (kPlain) {
+          sums[1][i] += d;
+          sums[2][i] = times_plus(d, apart, sums[2][i]);
+          sums[4][i] += apart;
+          continue;
+        }
         const A z = times_plus(apart, affine.scale[i], affine.shift[i]);
         const A through = before<act, T>(d, z, alpha), slope = before<act, T>(A(1), z, alpha);
         sums[0][i] += d * activated<act, T>(z, alpha);
@@ -253,19 +367,44 @@ __global__ void __launch_bounds__(kThreads, kResident)
       }
     };
     each_turn<false>(shape, at.row, [&](int64_t first, int count) {
-      Pack<T, V> g[kUnroll], a[kUnroll];
+      Pack<T, V> g[kUnroll], more[kUnroll], a[kUnroll];
+      uint8_t through[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (u >= count) break;
-        const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
+        const int64_t row = first + int64_t{u} * shape.height();
+        const int64_t i = row * shape.channels + at.channel;
         load<whole>(g[u], dy + i, at.left);
+        if constexpr (summed) load<whole>(more[u], dy2 + i, at.left);
+        if constexpr (bits) through[u] = __ldg(mask + row * shape.packs + at.pack);
         load<whole>(a[u], x + i, at.left);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (u < count) add(g[u], a[u]);
+        if (u >= count) break;
+        if constexpr (bits) {
+#pragma unroll
+          for (int k = 0; k < V; ++k) {  // rounded as if each were apart
+            if constexpr (summed) {
+              g[u].value[k] = narrow<T>(wide(g[u].value[k]) + wide(more[u].value[k]));
+            }
+            if ((through[u] >> k & 1) == 0) g[u].value[k] = narrow<T>(A(0));
+          }
+          const int64_t row = first + int64_t{u} * shape.height();
+          store<whole>(dresidual + row * shape.channels + at.channel, g[u], at.left);
+        }
+        add(g[u], a[u]);
       }
+      rows += count;
     });
+    if constexpr (kPlain) {  // v is x's affine image, so its sum is of the others, and p is 1
+      affine.load(gamma, beta, rstd, at, shape);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        sums[0][i] = times_plus(affine.scale[i], sums[2][i], affine.shift[i] * sums[1][i]);
+        sums[3][i] = A(rows);
+      }
+    }
   }
   write_image_sums<V>(sums, result, shape);
 }
@@ -346,8 +485,30 @@ __global__ void __launch_bounds__(kThreads, kResident)
 
 // ---- launching --------------------------------------------------------------------------------------------
 
+template <typename T>
+int squeeze_plain(const RelayWgradNormCall& call, cudaStream_t stream) {
+  using A = Sum<T>;
+  constexpr int V = kVector<T>;
+  const RelayWgradNormCall wide = folded_images<T>(call, 2);
+  const Images shape = shape_of_images<T>(wide, 2);
+  auto* const partial = static_cast<A*>(call.workspace);
+  const auto* const x = static_cast<const T*>(call.x);
+  const Statistics<A> s = statistics_of<T>(call);
+  const auto kernel = is_whole<T>(wide.channels, {x}) ? image_moments<T, V, true>
+                                                     : image_moments<T, V, false>;
+  cudaError_t error = launch(kernel, grid_of(shape), kThreads, stream, x, partial, shape);
+  if (error != cudaSuccess) return finished(error);
+  const auto* const sums = static_cast<const A*>(partial);
+  error = launch(statistics_of_images<A>, few_grid(shape), kFew * kParts, stream, sums, s, shape);
+  if (error != cudaSuccess) return finished(error);
+  return finished(launch(means_of_images<A>, images_grid(shape), kThreads, stream, sums,
+                         static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
+                         static_cast<const A*>(s.mean), static_cast<const A*>(s.rstd),
+                         static_cast<A*>(call.squeezed), shape));
+}
+
 template <typename T, Activation act>
-int squeeze(const RelayWgradNormCall& call, cudaStream_t stream) {
+int squeeze_activated(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   RelayWgradNormCall batch = call;
@@ -375,23 +536,33 @@ int squeeze(const RelayWgradNormCall& call, cudaStream_t stream) {
   return finished(error != cudaSuccess ? error : finish_image_sums(result, shape, stream));
 }
 
-template <typename T, Activation act, bool residual, bool relu>
+template <typename T, Activation act>
+int squeeze(const RelayWgradNormCall& call, cudaStream_t stream) {
+  if constexpr (act == Activation::kNone) {
+    return squeeze_plain<T>(call, stream);
+  } else {
+    return squeeze_activated<T, act>(call, stream);
+  }
+}
+
+template <typename T, Activation act, bool residual, bool relu, bool bits>
 int excite(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   const RelayWgradNormCall wide = folded_images<T>(call, 0);
   const Images shape = writing_images<T>(wide);
   const auto kernel = is_whole<T>(wide.channels, {call.x, call.residual, call.out})
-                          ? excited<T, V, true, act, residual, relu>
-                          : excited<T, V, false, act, residual, relu>;
+                          ? excited<T, V, true, act, residual, relu, bits>
+                          : excited<T, V, false, act, residual, relu, bits>;
   return finished(launch(kernel, grid_of(shape), kThreads, stream, static_cast<const T*>(call.x),
                          static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
                          static_cast<const A*>(call.beta), static_cast<const A*>(call.mean),
                          static_cast<const A*>(call.rstd), static_cast<const A*>(call.gate),
-                         static_cast<T*>(call.out), static_cast<A>(call.alpha), shape));
+                         static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask),
+                         static_cast<A>(call.alpha), shape));
 }
 
-template <typename T, Activation act>
+template <typename T, Activation act, bool bits, bool summed>
 int gate_sums(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -402,14 +573,16 @@ int gate_sums(const RelayWgradNormCall& call, cudaStream_t stream) {
   const ImageSums<A, kGateSums> result{
       {static_cast<A*>(call.squeezed), sums, sums + all, sums + 2 * all, sums + 3 * all},
       static_cast<A*>(call.workspace), A(1)};
-  const auto kernel = is_whole<T>(wide.channels, {call.x, call.dy})
-                          ? gradient_image_sums<T, V, true, act>
-                          : gradient_image_sums<T, V, false, act>;
+  const auto kernel = is_whole<T>(wide.channels, {call.x, call.dy, call.dy2, call.dresidual})
+                          ? gradient_image_sums<T, V, true, act, bits, summed>
+                          : gradient_image_sums<T, V, false, act, bits, summed>;
   const cudaError_t error =
       launch(kernel, grid_of(shape), kThreads, stream, static_cast<const T*>(call.dy),
-             static_cast<const T*>(call.x), static_cast<const A*>(call.gamma),
-             static_cast<const A*>(call.beta), static_cast<const A*>(call.mean),
-             static_cast<const A*>(call.rstd), result, static_cast<A>(call.alpha), shape);
+             static_cast<const T*>(call.dy2), static_cast<const T*>(call.x),
+             static_cast<const uint8_t*>(call.mask), static_cast<T*>(call.dresidual),
+             static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
+             static_cast<const A*>(call.mean), static_cast<const A*>(call.rstd), result,
+             static_cast<A>(call.alpha), shape);
   return finished(error != cudaSuccess ? error : finish_image_sums(result, shape, stream));
 }
 

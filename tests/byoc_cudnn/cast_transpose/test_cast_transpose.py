@@ -142,3 +142,39 @@ def test_a_scaled_step_leaves_no_cast_of_a_gradient() -> None:
     alone = [v for v in made if not isinstance(v, relax.TupleGetItem)]
     assert len(made) == len(graph.trainable)
     assert len(alone) <= 1, alone
+
+
+def test_reshapes_go_along() -> None:
+    """A bias has one before its cast, a product's weight between its turning and its cast; what is
+    a reshape alone stays one."""
+    builder = relax.BlockBuilder()
+    shapes = [(7,), (12,), (6, 5, 3, 3), (9, 4, 1, 1), (8, 2)]
+    params = [relax.Var(f"p{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
+    emit, op = builder.emit, relax.op
+    with builder.function("main", params):
+        with builder.dataflow():
+            made = [
+                emit(op.astype(emit(op.reshape(params[0], (1, 1, 1, 7))), "float16")),
+                emit(op.reshape(emit(op.astype(params[1], "float16")), (3, 4))),
+            ]
+            for p, rows in ((params[2], (6, 45)), (params[3], (9, 4))):
+                turned = emit(op.reshape(emit(op.permute_dims(p, [0, 2, 3, 1])), rows))
+                made.append(emit(op.astype(turned, "float16")))
+            made.append(emit(op.reshape(params[4], (16,))))
+            out = [builder.emit_output(op.add(m, m)) for m in made]
+        builder.emit_func_output(relax.Tuple(out))
+    before = builder.get()
+    mod, entries = lower_cast_transposes(before, 90)
+    relax.analysis.well_formed(mod)
+    (entry,) = entries
+    names = [op_name(b.value) for b in mod["main"].body.blocks[0].bindings]
+    assert names.count("relax.reshape") == 1
+    assert not {"relax.astype", "relax.permute_dims"}.intersection(names)
+    moves = (Transposition(1, 1, 7), Transposition(1, 1, 12), Transposition(6, 5, 9),
+             Transposition(1, 1, 36))  # fmt: skip
+    call = CastTransposeCall("", "float32", "float16", moves)
+    tvm_ffi.register_global_func(entry.symbol, _by_numpy(call), override=True)
+    values = [np.random.default_rng(i).standard_normal(s, "float32") for i, s in enumerate(shapes)]
+    got, want = (_run(m, values) for m in (mod.without_attr("external_mods"), before))
+    for a, b in zip(got, want, strict=True):
+        assert np.array_equal(a, b)

@@ -49,25 +49,27 @@ class Efficient(nn.Module):
 
 
 class Net(nn.Module):
-    """A block with an activation before its gate, one with a residual and ReLU after it, one whose
-    product is another normalization's residual, and one by neighbouring channels."""
+    """A block with an activation before its gate, two with a residual and ReLU after it, the first
+    of whose results has two gradients, one whose product is another normalization's residual, and
+    one by neighbouring channels."""
 
     def __init__(self) -> None:
         super().__init__()
         self.convs = nn.ModuleList(
-            nn.Conv2d(3 if i == 0 else C, C, 1, bias=False) for i in range(7)
+            nn.Conv2d(3 if i == 0 else C, C, 1, bias=False) for i in range(8)
         )
-        self.norms = nn.ModuleList(nn.BatchNorm2d(C) for _ in range(5))
-        self.gates = nn.ModuleList([Gate(), Gate(), Gate(), Efficient()])
+        self.norms = nn.ModuleList(nn.BatchNorm2d(C) for _ in range(6))
+        self.gates = nn.ModuleList([Gate(), Gate(), Gate(), Efficient(), Gate()])
         self.last = nn.Linear(C, 3)
 
     def forward(self, x: Any) -> Any:
         def block(i: int, x: Any) -> Any:
-            return self.norms[i](self.convs[i](x))
+            return self.norms[i](self.convs[-1 if i == 5 else i](x))
 
         y = self.gates[0](torch.nn.functional.silu(block(0, x)))
         y = torch.relu(self.convs[5](y))
-        y = torch.relu(self.gates[1](block(1, y)) + y)
+        y = torch.relu(self.gates[4](block(5, y)) + y)
+        y = torch.relu(self.convs[5](torch.relu(self.gates[1](block(1, y)) + y)))
         y = torch.relu(block(4, y) + self.gates[2](block(2, y)))
         y = torch.relu(self.convs[6](self.gates[3](torch.relu(block(3, y)))))
         return self.last(y.mean((2, 3)))
@@ -89,11 +91,16 @@ def test_gates_are_the_normalizations(dtype: str | None) -> None:
     names = [e.symbol for e in entries]
     of = {call.symbol: call for call in family.calls}
     kinds = [of[name].direction for name in names]
-    assert [kinds.count(kind) for kind in GATED] == [4] * 4
+    assert [kinds.count(kind) for kind in GATED] == [5] * 4
     assert kinds.count("forward") == kinds.count("backward") == 1
     excited = [of[n] for n in names if of[n].direction == "excite"]
-    assert [(c.activation, c.residual, c.last) for c in excited] == [
-        ("silu", False, ""), ("", True, "relu"), ("", False, ""), ("relu", False, "")
+    assert [(c.activation, c.residual, c.last, c.bits) for c in excited] == [
+        ("silu", False, "", False), ("", True, "relu", True), ("", True, "relu", True),
+        ("", False, "", False), ("relu", False, "", False),
+    ]  # fmt: skip
+    sums = [of[n] for n in names if of[n].direction == "gate_sums"]
+    assert [(c.bits, c.summed) for c in sums] == [
+        (False, False), (False, False), (True, False), (True, True), (False, False)
     ]  # fmt: skip
     whole = [
         op_name(b.value)
@@ -105,7 +112,7 @@ def test_gates_are_the_normalizations(dtype: str | None) -> None:
             "relax.where", "relax.less_equal", "relax.add", "relax.nn.relu"}  # fmt: skip
     casts = {"relax.astype", "relax.broadcast_to"}  # around the mask, and of the network's mean
     assert set(whole) <= left | casts, sorted(set(whole) - left - casts)
-    assert whole.count("relax.nn.relu") == 2
+    assert whole.count("relax.nn.relu") == whole.count("relax.where") == 3  # of convolutions
 
 
 @pytest.mark.longer("a whole step; its calls and kernels stay")
