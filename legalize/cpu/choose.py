@@ -116,8 +116,8 @@ RULES = (
         _winograd, winograd_kernels.write_affine,
     ),
     Rule(
-        "packed wgrad", "few registers, or strides or 1x1 with many channels: both operands are"
-        " packed into panels of a product", _packed, packed.write,
+        "packed wgrad", "1x1, or few registers, or strides with many channels: a product of panels"
+        " of both operands", _packed, packed.write,
     ),
     Rule("direct wgrad", "sums over pixels wait in registers", _is_wgrad, unpacked.write),
     Rule(
