@@ -45,7 +45,8 @@ def _lines(problem: ConvProblem, m: Machine) -> bool:
 
 
 def _winograd(problem: ConvProblem, m: Machine) -> bool:
-    return m.allows_winograd and algorithm.pays(problem, m)
+    in_tasks = algorithm.applies(problem) and weights.pays(problem, m)
+    return m.allows_winograd and algorithm.pays(problem, m, in_tasks)
 
 
 def _winograd_wgrad(problem: ConvProblem, m: Machine) -> bool:
