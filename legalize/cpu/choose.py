@@ -45,7 +45,8 @@ def _lines(problem: ConvProblem, m: Machine) -> bool:
 
 
 def _winograd(problem: ConvProblem, m: Machine) -> bool:
-    return m.allows_winograd and algorithm.pays(problem, m)
+    in_tasks = algorithm.applies(problem) and weights.pays(problem, m)
+    return m.allows_winograd and algorithm.pays(problem, m, in_tasks)
 
 
 def _winograd_wgrad(problem: ConvProblem, m: Machine) -> bool:
@@ -116,8 +117,8 @@ RULES = (
         _winograd, winograd_kernels.write_affine,
     ),
     Rule(
-        "packed wgrad", "few registers, or strides or 1x1 with many channels: both operands are"
-        " packed into panels of a product", _packed, packed.write,
+        "packed wgrad", "1x1, or few registers, or strides with many channels: a product of panels"
+        " of both operands", _packed, packed.write,
     ),
     Rule("direct wgrad", "sums over pixels wait in registers", _is_wgrad, unpacked.write),
     Rule(

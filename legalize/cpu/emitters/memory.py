@@ -8,6 +8,7 @@ time, so that they stay in the caches and take little memory.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -95,6 +96,13 @@ class Memory:
             role: flat(buffers[role], problem.dtype(role), problem.shape(role))
             for role in problem.roles
         }
+
+    def exchanged(self, problem: ConvProblem) -> Memory:
+        """The same memory for a problem whose data are this one's gradient, and the reverse."""
+        other = copy.copy(self)
+        other.problem = problem
+        other._flat = self._flat | {"data": self._flat["grad"], "grad": self._flat["data"]}
+        return other
 
     def flat(self, role: str) -> Expr:
         """The caller's memory of a tensor."""

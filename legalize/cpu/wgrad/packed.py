@@ -1,4 +1,4 @@
-"""wgrad as a product of packed panels, for machines with few registers.
+"""wgrad as a product of panels.
 
 With 16 registers a tile is so low that each pixel brings it a fraction of a cache line of data.  So
 a task packs a unit of pixels first: the gradient as [block of k][pixel][lanes], the data of one
@@ -14,10 +14,20 @@ what is off the image must not be multiplied, since zero times infinity is not z
 
 A task is a part of the pixels, a group, a chunk of k and a chunk of c (`work_split`).  The parts'
 sums are added in a fixed order.
+
+Of a 1x1 kernel of stride 1 the pixels are one run of memory, which allows more:
+
+- dw' = x' y is the same product, so either side may be the rows of a tile and the other its lanes
+  (`_oriented`): 24 or 112 filters leave lanes idle, as rows they do not.
+- With 32 registers a tile has rows enough for an operand to be read where it lies, unless its
+  pixels are many pages apart or fall on few places of a level-1 cache.
+- With 32 registers the products also ask for the next unit's operands, in the order of memory:
+  they come from beyond the level-2 cache, about as long as the products take.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -36,12 +46,13 @@ from ..emitters.loops import (  # fmt: skip
     local,
     outer,
     parallel,
+    prefetch,
     serial,
     vector,
     when,
     zero,
 )
-from ..emitters.memory import Batch, Image, Memory
+from ..emitters.memory import NO_BORDER, Batch, Image, Memory
 from ..emitters.partial_sums import parts_of
 from ..emitters.tiles import channel_block, heights, tile_rows
 from ..machine import Machine
@@ -52,18 +63,71 @@ LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it 
 
 
 # With many registers a tile brings less data for each product: with so many channels where taps
-# share no lines that follow each other, and with so many of a matrix product.
-STRIDED, PRODUCT = 128, 256
+# share no lines that follow each other.
+STRIDED = 128
+# An operand is read in place where a unit's pixels lie within so many bytes, which the pages of a
+# level-1 TLB cover; more if they have some places in a way of a level-1 cache.  The gradient is to
+# stay in that cache, so its pixels must have many, unless tiles are few.  All measured.
+_SPREAD, _MORE, _SOME_PLACES = 256 << 10, 400 << 10, 8
+_MANY_PLACES, _FEW_TILES = 16, 8
+# Loads in the time of a multiply-add of a register tile's row; cycles of an element of the result
+# that changes its place; and what turning must save.
+_LOAD, _MOVED, _TURNED = 1.1, 0.5, 0.97
 
 
 def pays(problem: ConvProblem, m: Machine) -> bool:
-    """Whether packing pays; measured."""
+    """Whether panels pay; measured."""
     few = min(problem.c, problem.k) // problem.groups
     if m.has_few_registers:
         return few >= LEAST_CHANNELS
-    if problem.r == problem.s == 1:
-        return few >= PRODUCT
-    return problem.strides != (1, 1) and few >= STRIDED
+    return _is_product(problem) or (problem.strides != (1, 1) and few >= STRIDED)
+
+
+def _is_product(problem: ConvProblem) -> bool:
+    """Whether the sum is one over all pixels of both operands alike."""
+    plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
+    return plain and problem.r == problem.s == 1 and problem.groups == 1
+
+
+def _oriented(problem: ConvProblem, m: Machine, accum: str) -> ConvProblem:
+    """A product as it is, or with operands exchanged and the result transposed, if that is less
+    work."""
+    if not _is_product(problem):
+        return problem
+    other = {"O": "I", "I": "O"}
+    turned = replace(
+        problem, c=problem.k, k=problem.c,
+        data_layout=problem.grad_layout, grad_layout=problem.data_layout,
+        data_dtype=problem.grad_dtype, grad_dtype=problem.data_dtype,
+        kernel_layout="".join(other.get(x, x) for x in problem.kernel_layout),
+    )  # fmt: skip
+    as_is = _cycles(problem, m, accum)
+    return turned if _cycles(turned, m, accum) < _TURNED * as_is else problem
+
+
+def _cycles(problem: ConvProblem, m: Machine, accum: str) -> float:
+    """Of a pixel of a product."""
+    vectors, lanes = channel_block(m, accum, problem.k)
+    block, height = vectors * lanes, _height(m, vectors, problem.c)
+    full, rest = divmod(problem.c, height)
+    rows = [height] * full + [rest] * (rest > 0)
+    tiles = sum(max(x * vectors, _LOAD * (x + vectors)) / 2 for x in rows)
+    cycles = ceildiv(problem.k, block) * tiles
+    if not problem.is_static or _is_direct(problem, block, accum):
+        return float(cycles)
+    return float(cycles + _MOVED * problem.c * problem.k / (problem.n * math.prod(problem.spatial)))
+
+
+def _height(m: Machine, vectors: int, channels: int) -> int:
+    """Rows of a register tile, of tiles that are about equal."""
+    most = min(tile_rows(m, vectors), 16)
+    return ceildiv(channels, ceildiv(channels, most))
+
+
+def _is_direct(problem: ConvProblem, block: int, accum: str) -> bool:
+    """Whether sums of blocks of filters can wait in the result's own memory."""
+    last = problem.layout("weight")[-1] == "O" and problem.dtype("weight") == accum
+    return last and problem.k // problem.groups % block == 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +164,15 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """An operand of products, in panels or in place: its first pixel and the step to the next."""
+
+    buffer: Expr
+    at: Expr
+    step: Expr
+
+
+@dataclass(frozen=True)
 class Run:
     """Pixels of a panel that a tap reaches: `lines` of `count`, the first at `first`."""
 
@@ -112,17 +185,16 @@ class Run:
 def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, core, sum of the parts, result out."""
     groups, accum = problem.groups, memory.accum
+    oriented = _oriented(problem, m, accum)
+    if oriented is not problem:
+        problem, memory = oriented, memory.exchanged(oriented)
     filters, channels = problem.k // groups, problem.c // groups
     vectors, lanes = channel_block(m, accum, filters)
     block = vectors * lanes
     batch = memory.batch(
         memory.operand("grad", groups, filters), memory.operand("data", groups, channels)
     )
-    if (
-        problem.layout("weight") == "HWIO"
-        and problem.dtype("weight") == accum
-        and filters % block == 0
-    ):
+    if _is_direct(problem, block, accum):
         step = memory.strides("weight")
         size = problem.r * problem.s * channels * problem.k
         result = memory.flat("weight")
@@ -149,16 +221,17 @@ class _Core:
         self.vectors = vectors
         self.lanes = lanes
         self.block = vectors * lanes
+        self.line = m.line(accum)
         self.filters = problem.k // problem.groups
         self.channels = problem.c // problem.groups
-        self.height = min(tile_rows(m, vectors), self.channels)
+        self.height = _height(m, vectors, self.channels)
         bytes_ = DTYPE_BYTES[accum]
         # A block's panel of the gradient takes half of a level-1 cache.
         target = m.l1_bytes // 2 // (self.block * bytes_)
         self.pixels = cut(problem, batch, target)
         most = self.pixels.images * self.pixels.rows * self.pixels.q
         # An odd number of lines, so that panels do not compete for a few sets of a cache.
-        line = m.line(accum)
+        line = self.line
         self.y_step = (ceildiv(most * self.block, line) | 1) * line
         self.x_step = (ceildiv(most * self.height, line) | 1) * line
         units_n, units_p = self.pixels.units
@@ -175,6 +248,16 @@ class _Core:
             element_bytes=bytes_,
         )
         self.split = best_split(self.work, m)
+        y, x = (tensor.w_step * bytes_ for tensor in batch.tensors)
+        self.asks = self.pixels.total is not None and not m.has_few_registers
+        places = [m.l1_way_bytes // math.gcd(step, m.l1_way_bytes) for step in (y, x)]
+        near = [
+            self.asks and self.pixels.q * step <= (_MORE if many >= _SOME_PLACES else _SPREAD)
+            for step, many in zip((y, x), places, strict=True)
+        ]
+        stays = places[0] >= _MANY_PLACES or self.work.tiles <= _FEW_TILES
+        self.grad_stays = near[0] and stays and self.filters % self.block == 0
+        self.data_stay = near[1]
 
     def write(self, batch: Batch, memory: Memory) -> None:
         result, splits = self.sums, self.split.splits
@@ -194,8 +277,13 @@ class _Core:
         grid = split.splits, problem.groups, *split.chunks(work)
         with parallel(*grid) as (i, g, k_chunk, c_chunk):
             scratch = Scratch()
-            grad = scratch.new("grad_panels", split.k_blocks * self.y_step, self.accum)
-            data = scratch.new("data_panels", split.c_tiles * self.x_step, self.accum)
+            grad, data = (
+                None if stays else scratch.new(name, size, self.accum)
+                for name, size, stays in (
+                    ("grad_panels", split.k_blocks * self.y_step, self.grad_stays),
+                    ("data_panels", split.c_tiles * self.x_step, self.data_stay),
+                )
+            )
             part = bind(i * self.sums.size)
             blocks = _chunk(k_chunk, split.k_blocks, work.blocks)
             tiles = _chunk(c_chunk, split.c_tiles, work.tiles)
@@ -205,17 +293,34 @@ class _Core:
             begin, end = map(bind, share(i, units, split.splits))
             with serial(end - begin) as number:
                 unit = self._unit(bind(begin + number), g)
-                self._pack_grad(y, grad, unit, blocks)
+                asks = []
+                if self.asks:
+                    later = self._unit(bind(T.min(begin + number + 1, end - 1)), g)
+                    asks = [(image, bind(image.at(later.n, later.p, 0, 0))) for image in (y, x)]
+                if grad is not None:
+                    self._pack_grad(y, grad, unit, blocks)
                 with serial(problem.r) as r, serial(problem.s) as s:
-                    run = self._pack_data(x, data, unit, (r, s), tiles)
+                    if data is None:
+                        run = Run(1, 0, unit.columns, 0)
+                    else:
+                        run = self._pack_data(x, data, unit, (r, s), tiles)
                     is_new = conjunction(is_first, number == 0) if problem.is_static else False
                     with serial(blocks[1] - blocks[0]) as b, serial(tiles[1] - tiles[0]) as t:
                         tile = bind(tiles[0] + t)
                         at = self.sums.at(g, blocks[0] + b, r, s, tile * self.height)
-                        at, x_at, y_at = part + at, t * self.x_step, b * self.y_step
+                        operands = (
+                            Panel(data, t * self.x_step, self.height)
+                            if data is not None
+                            else self._in_place(x, unit, tile * self.height),
+                            Panel(grad, b * self.y_step, self.block)
+                            if grad is not None
+                            else self._in_place(y, unit, (blocks[0] + b) * self.block),
+                        )
+                        number = b * (tiles[1] - tiles[0]) + t
+                        ahead = [self._ahead(*ask, number) for ask in asks]
                         for rows, fits in heights(self.channels, self.height, tile):
                             with when(fits):
-                                self._tile(rows, (data, x_at), (grad, y_at), at, run, is_new)
+                                self._tile(rows, *operands, part + at, run, is_new, ahead)
             scratch.keep()
 
     def _clear(
@@ -234,6 +339,21 @@ class _Core:
             for v in range(self.vectors):
                 place = vector(at + v * self.lanes, self.lanes)
                 T.buffer_store(self.sums.buffer, zero(self.accum, self.lanes), [place])
+
+    def _in_place(self, image: Image, unit: Unit, channel: Expr) -> Panel:
+        """A unit of an operand that stays where it is."""
+        return Panel(
+            image.buffer, image.at(unit.n, unit.p, 0, unit.g) + channel, image.w_step
+        )  # fmt: skip
+
+    def _ahead(self, image: Image, begin: Expr, number: Expr) -> Panel:
+        """The cache lines, one for a pixel, of the next unit that a tile asks for: each has its
+        own, in the order of memory, until there are no more."""
+        line, pixels = self.line, self.pixels.q
+        last = pixels * image.w_step - 1
+        return Panel(
+            image.buffer, bind(begin + T.min(int64(number * (pixels * line)), int64(last))), line
+        )
 
     # ---- packing -------------------------------------------------------------------------------
 
@@ -351,10 +471,10 @@ class _Core:
     # ---- products ------------------------------------------------------------------------------
 
     def _tile(
-        self, rows: int, data: tuple[Expr, Expr], grad: tuple[Expr, Expr], at: Expr,
-        run: Run, is_new: Expr,
+        self, rows: int, data: Panel, grad: Panel, at: Expr, run: Run, is_new: Expr,
+        ahead: list[Panel],
     ) -> None:  # fmt: skip
-        """One tile of accumulators over a tap's pixels."""
+        """One tile of accumulators over a tap's pixels, which asks for what is `ahead`."""
         lanes, accum, sums = self.lanes, self.accum, self.sums
         acc = local("acc", rows * self.block, accum)
         at = bind(at)
@@ -380,11 +500,13 @@ class _Core:
                     load()
         with serial(run.lines) as line:
             pixel = bind(run.first + line * run.step)
-            right, left = bind(grad[1] + pixel * self.block), bind(data[1] + pixel * self.height)
+            right, left = bind(grad.at + pixel * grad.step), bind(data.at + pixel * data.step)
             with serial(run.count) as q:
-                y_at, x_at = right + q * self.block, left + q * self.height
-                terms = [grad[0][vector(y_at + v * lanes, lanes)] for v in range(self.vectors)]
-                outer(acc, lanes, [data[0][int64(x_at + i)] for i in range(rows)], terms)
+                for lines in ahead:
+                    prefetch(lines.buffer, lines.at + q * lines.step, level=2)
+                y_at, x_at = right + q * grad.step, left + q * data.step
+                terms = [grad.buffer[vector(y_at + v * lanes, lanes)] for v in range(self.vectors)]
+                outer(acc, lanes, [data.buffer[int64(x_at + i)] for i in range(rows)], terms)
         for register, place in zip(registers, places, strict=True):
             T.buffer_store(sums.buffer, acc[register], [place])
 

@@ -39,8 +39,9 @@ APART = 16
 _AT = tuple(Fraction(*x) for x in ((0, 1), (2, 3), (-2, 3), (3, 2), (-3, 2)))
 
 # Cycles per vector of channels, measured roughly: of a tile's transforms, and of a weight's, which
-# in fprop and dgrad goes through memory.
+# in fprop and dgrad goes through memory; vectors of 16 floats wait longer for it.
 _TILE_CYCLES, _WEIGHT_CYCLES = 250, {ConvKind.FPROP: 800, ConvKind.DGRAD: 800, ConvKind.WGRAD: 150}
+_FAR_WEIGHT_CYCLES = 3000
 # Winograd is taken where it should need less than this share of the direct algorithm's time.
 _SHARE = 0.8
 
@@ -89,8 +90,11 @@ def applies(problem: ConvProblem) -> bool:
     )
 
 
-def pays(problem: ConvProblem, m: Machine) -> bool:
-    """Whether the algorithm applies, and should be clearly faster than the direct one."""
+def pays(problem: ConvProblem, m: Machine, in_tasks: bool) -> bool:
+    """Whether the algorithm applies, and should be clearly faster than the direct one.
+
+    in_tasks : whether tasks transform their own weights, so that those stay in their caches.
+    """
     lanes = m.lanes("float32")
     if not applies(problem) or min(problem.c, problem.k) < lanes:
         return False
@@ -100,7 +104,9 @@ def pays(problem: ConvProblem, m: Machine) -> bool:
     out = (problem.h, problem.w) if problem.kind is ConvKind.DGRAD else (problem.p, problem.q)
     tiles = problem.n * -(-out[0] // TILE) * -(-out[1] // TILE)
     cycles = tiles * (POINTS * product + _TILE_CYCLES * total)
-    cycles += _WEIGHT_CYCLES[problem.kind] * product
+    is_far = problem.kind is not ConvKind.WGRAD and not (in_tasks or m.has_few_registers)
+    is_far = is_far and 4 * POINTS * product > m.l2_bytes * m.cores
+    cycles += (_FAR_WEIGHT_CYCLES if is_far else _WEIGHT_CYCLES[problem.kind]) * product
     return bool(cycles < _SHARE * TAPS * TAPS * problem.n * out[0] * out[1] * product)
 
 

@@ -27,6 +27,7 @@ from ..emitters.loops import (
     zero,
 )
 from ..emitters.memory import Image, Memory
+from ..emitters.partial_sums import is_even
 from ..emitters.tiles import channel_block, tile_rows
 from ..machine import Machine
 from .algorithm import (
@@ -47,8 +48,6 @@ from .algorithm import (
 
 # Channels whose weights are transformed at a time.
 _PART = 64
-# Tasks per core, so that all have the same work, more or less.
-_TASKS = 4
 
 
 def pays(problem: ConvProblem, m: Machine) -> bool:
@@ -62,12 +61,11 @@ def pays(problem: ConvProblem, m: Machine) -> bool:
     )
     tiles = Tiles(problem.n, *problem.canonical_shape(result)[2:]).count
     return bool(
-        m.has_few_registers  # with more, the other form has larger tasks; not measured there
-        and in_place
+        in_place
         and 4 * POINTS * tiles * vectors * lanes <= m.l2_bytes * 5 // 8
         and 4 * POINTS * channels * reduced > m.l2_bytes * m.cores
         and channels % (vectors * lanes) == reduced % _PART == 0
-        and channels >= _TASKS * m.cores * vectors * lanes
+        and is_even(channels // (vectors * lanes), m.cores)
     )
 
 

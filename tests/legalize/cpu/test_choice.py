@@ -85,9 +85,19 @@ def test_one_choice_is_written_and_told(
     assert made.name.rpartition(", ")[2] == RULES[-1].name
 
 
-@pytest.mark.parametrize(("channels", "name"), [(256, "packed wgrad"), (64, "direct wgrad")])
-def test_many_registers_pack_many_channels(channels: int, name: str) -> None:
-    made = legalize.cpu.kernel(problem("wgrad", channels, 2048, 7, 1), Target(AVX512))
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (problem("wgrad", 3, 16, 7, 1), "packed wgrad"),
+        (problem("wgrad", 64, 64, 7, 1, groups=2), "direct wgrad"),
+        (replace(problem("wgrad", 128, 256, 14, 3), strides=(2, 2)), "packed wgrad"),
+        (replace(problem("wgrad", 64, 256, 14, 3), strides=(2, 2)), "direct wgrad"),
+    ],
+    ids=str,
+)
+def test_many_registers_take_panels_of_products(given: ConvProblem, name: str) -> None:
+    """And of strided kernels with many channels."""
+    made = legalize.cpu.kernel(given, Target(AVX512))
     assert made.name == name
 
 

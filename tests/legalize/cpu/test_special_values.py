@@ -56,7 +56,7 @@ def test_winograd_spreads_over_its_tiles_and_hides_nothing(kind: ConvKind) -> No
     """A value that is not finite may make results of its 4x4 tiles NaN, and no others."""
     target = cpu.host_target(allow_winograd=True)
     problem = ConvProblem.parse(f"{kind.value} n=1 c=64 h=24 w=24 k=64 r=3 s=3 pad=1,1,1,1")
-    if not winograd.pays(problem, machine(target)):
+    if not winograd.pays(problem, machine(target), False):
         pytest.skip("this CPU's direct kernel is taken")
     run = runner(tvm.compile(cpu.prim_func(problem, target), target=target)["main"], problem)
     for role, special, operands in cases(problem, 0):

@@ -1,8 +1,10 @@
-"""wgrad's packed panels on 16 registers: several units of pixels, ragged tiles, chunks, parts."""
+"""wgrad's panels: several units of pixels, ragged tiles, chunks, parts; 16 registers and, for what
+products do with more of them, 32."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,11 +57,16 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgrad_packed, "LEAST_CHANNELS", 1)
 
 
-def small_caches(patch: pytest.MonkeyPatch, l1_bytes: int, l2_bytes: int) -> None:
+def small_caches(
+    patch: pytest.MonkeyPatch, l1_bytes: int, l2_bytes: int, registers: int = 16
+) -> None:
     """Caches so small that a small problem has several units and chunks."""
 
     def small(target: Target) -> Machine:
-        return replace(machine(target), l1_ways=1, l1_way_bytes=l1_bytes, l2_bytes=l2_bytes)
+        return replace(
+            machine(target), l1_ways=1, l1_way_bytes=l1_bytes, l2_bytes=l2_bytes,
+            registers=registers,
+        )  # fmt: skip
 
     patch.setattr(cpu, "machine", small)
 
@@ -162,3 +169,80 @@ def test_parts_are_added_in_a_fixed_order() -> None:
         kernel(a, b, out)
         results.add(out.numpy().tobytes())
     assert len(results) == 1
+
+
+# 1x1 with 32 registers -> which operands are read where they lie: (gradient, data).  They are those
+# of the product as it is written: with operands exchanged where that leaves fewer lanes idle.
+PRODUCTS = {
+    "n=2 c=24 h=9 w=11 k=48 r=1 s=1 layout=NHWC/HWIO/NHWC": (True, True),
+    "n=2 c=48 h=9 w=11 k=24 r=1 s=1 layout=NHWC/HWIO/NHWC": (True, True),
+    "n=2 c=96 h=9 w=11 k=20 r=1 s=1 layout=NHWC/OHWI/NHWC": (True, True),
+    "n=2 c=43 h=9 w=11 k=29 r=1 s=1 layout=NHWC/OHWI/NHWC": (False, True),
+    "n=2 c=29 h=9 w=11 k=43 r=1 s=1 layout=NHWC/OIHW/NHWC": (False, True),
+    "n=5 c=1024 h=4 w=3 k=16 r=1 s=1 layout=NHWC/OHWI/NHWC": (False, True),
+    "n=5 c=16 h=4 w=3 k=1024 r=1 s=1 layout=NHWC/HWIO/NHWC": (False, True),
+    "n=5 c=1040 h=4 w=3 k=1024 r=1 s=1 layout=NHWC/HWIO/NHWC": (False, False),
+    "n=2 c=24 h=9 w=11 k=48 r=1 s=1": (True, True),
+    "n=2 c=48 h=9 w=11 k=24 r=1 s=1 layout=NCHW/OIHW/NHWC": (True, True),
+    "n=2 c=48 h=9 w=11 k=16 r=1 s=1 layout=CHWN/IHWO/NHWC": (True, True),
+    "n=2 c=48 h=9 w=11 k=24 r=1 s=1 layout=NHWC/HWOI/NHWC dtype=f64/f64/f64": (True, True),
+    "n=2 c=48 h=9 w=11 k=24 r=1 s=1 layout=NHWC/HWIO/NHWC dtype=f32/f16/bf16": (True, True),
+}
+
+
+@pytest.fixture
+def cores_made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The loops of the kernels that a test makes."""
+    made: list[Any] = []
+    write = wgrad_packed._Core.write
+
+    def remember(core: Any, *given: Any) -> None:
+        made.append(core)
+        write(core, *given)
+
+    monkeypatch.setattr(wgrad_packed._Core, "write", remember)
+    return made
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.parametrize("line", PRODUCTS)
+def test_products_with_many_registers(
+    line: str, cores: int, cores_made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place or packed, with operands exchanged or not, units that ask for the next ones."""
+    small_caches(monkeypatch, 4096, 1 << 16, registers=32)
+    monkeypatch.setattr(wgrad_packed, "_SPREAD", 40 << 10)
+    monkeypatch.setattr(wgrad_packed, "_MORE", 60 << 10)
+    target = Target({"kind": "llvm", "mattr": sorted(FEATURES), "num-cores": cores})
+    assert run(parse(line), target) <= tolerance(parse(line))
+    (core,) = cores_made
+    assert (core.grad_stays, core.data_stay) == PRODUCTS[line]
+    assert core.work.units > 1
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize(("c", "k", "layout", "is_turned"), [
+    (144, 24, "HWIO", True), (24, 144, "HWIO", False), (480, 112, "HWIO", True),
+    (192, 32, "HWIO", False), (192, 32, "OHWI", True), (64, 64, "HWIO", False),
+])  # fmt: skip
+def test_the_side_that_leaves_lanes_idle_is_rows(
+    c: int, k: int, layout: str, is_turned: bool, cores_made: list[Any]
+) -> None:
+    """And of equals the one whose result is where it must be."""
+    line = f"n=8 c={c} h=7 w=7 k={k} r=1 s=1 layout=NHWC/{layout}/NHWC"
+    cpu.prim_func(parse(line), Target({"kind": "llvm", "mcpu": "x86-64-v4"}))
+    (core,) = cores_made
+    assert (core.problem.c, core.problem.k) == ((k, c) if is_turned else (c, k))
+
+
+@pytest.mark.parametrize("registers", [16, 32])
+def test_a_product_of_open_batch(registers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operands are exchanged as those of a known one; none is read in place."""
+    small_caches(monkeypatch, 2048, 8192, registers)
+    problem = parse("n=3 c=48 h=4 w=4 k=24 r=1 s=1 layout=NHWC/HWIO/NHWC")
+    open_ = replace(problem, n=tvm.tirx.Var("n", "int64"))
+    kernel = tvm.compile(cpu.prim_func(open_, TARGET), target=TARGET)["main"]
+    for size in (0, 1, 5):
+        sized = replace(problem, n=size)
+        assert error_of(sized, kernel) <= tolerance(sized)

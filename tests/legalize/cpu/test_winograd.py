@@ -46,7 +46,7 @@ def functions(problem: ConvProblem, target: Target) -> str:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Winograd wherever the algebra allows, however small the problem."""
-    monkeypatch.setattr(winograd, "pays", lambda problem, m: winograd.applies(problem))
+    monkeypatch.setattr(winograd, "pays", lambda problem, m, in_tasks: winograd.applies(problem))
 
 
 EDGES = """
@@ -116,17 +116,31 @@ def test_weights_transformed_in_tasks(
     assert run(problem) <= tolerance(problem) + ERROR
 
 
-def test_weights_are_transformed_in_tasks_where_there_are_many() -> None:
-    target = Target({"kind": "llvm", "mattr": ["+avx2", "+fma"], "num-cores": 2})
+@pytest.mark.parametrize("feature", ["+avx2", "+avx512f"])
+def test_weights_are_transformed_in_tasks_where_there_are_many(feature: str) -> None:
+    target = Target({"kind": "llvm", "mattr": [feature, "+fma"], "num-cores": 2})
     line = "n=8 c=512 h=7 w=7 k=512 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC"
     for kind in (ConvKind.FPROP, ConvKind.DGRAD):
         problem = ConvProblem.parse(f"{kind.value} {line}")
         assert winograd_weights.pays(problem, machine(target))
         assert not winograd_weights.pays(replace(problem, n=128), machine(target))
-        assert not winograd_weights.pays(replace(problem, c=96), machine(target))
+        assert not winograd_weights.pays(replace(problem, c=80), machine(target))
         assert not winograd_weights.pays(
             replace(problem, data_layout="NCHW", grad_layout="NCHW"), machine(target)
         )
+        # Tasks have a block of channels each: with 12 cores some would have one more than others.
+        assert not winograd_weights.pays(problem, replace(machine(target), cores=12))
+        assert winograd_weights.pays(problem, replace(machine(target), cores=16))
+
+
+def test_weights_that_pass_through_memory_are_not_worth_it_for_few_pixels() -> None:
+    target = Target(
+        {"kind": "llvm", "mattr": ["+avx512f"], "num-cores": 2, "keys": ["cpu", WINOGRAD]}
+    )
+    problem = ConvProblem.parse("fprop n=8 c=512 h=7 w=7 k=512 r=3 s=3 pad=1,1,1,1")
+    assert winograd.pays(problem, machine(target), True)
+    assert not winograd.pays(problem, machine(target), False)
+    assert winograd.pays(replace(problem, h=14, w=14), machine(target), False)
 
 
 @pytest.mark.share(7)
