@@ -118,13 +118,22 @@ class Channels:
         return made if here and not self._kept(operand, made) else None
 
     def _kept(self, var: relax.Var, made: _Made | None) -> bool:
-        """Whether a sum is stored, since it is needed itself or several would add it up again."""
-        if made is None or all(len(some.sources) < 2 for some in made.form):
+        """Whether a sum is stored, since it is needed itself or several would add it up again.
+
+        One that is widened is stored before.
+        """
+        if made is None or made.wide == 1 or all(len(some.sources) < 2 for some in made.form):
             return False
-        users = self.view.users_of(var)
-        ops = [op_name(user.value) for user in users if not isinstance(user.value, relax.Var)]
-        needed = var in self.view.results or not set(ops) <= set(_OPS)
-        return needed or (len(users) > 1 and set(ops) != {_SPLIT})
+        ops, names = [], [var]
+        for name in names:
+            if name in self.view.results:
+                return True
+            for user in self.view.users_of(name):
+                if isinstance(user.value, relax.Var) or op_name(user.value) == _CAST:
+                    names.append(user.var)  # another name, or the same widened
+                else:
+                    ops.append(op_name(user.value))
+        return not set(ops) <= set(_OPS) or (len(ops) > 1 and set(ops) != {_SPLIT})
 
     def _axis(self, var: relax.Var, value: Any, tensor: Any) -> bool:
         """Whether a call is along the last axis; notes where it is not."""

@@ -91,7 +91,8 @@ class _Call(ctypes.Structure):
         ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int), ("together", ctypes.c_int),
         *((n, ctypes.c_void_p) for n in _NORM), ("workspace_bytes", ctypes.c_int64),
         *((f"other_{n}", ctypes.c_void_p) for n in _OTHER), ("windows", _Windows),
-        *((n, ctypes.c_void_p) for n in _GATED), ("fold", ctypes.c_int64),
+        *((n, ctypes.c_void_p) for n in _GATED),
+        *((n, ctypes.c_int64) for n in ("fold", "dy_stride", "dy2_stride")),
     )  # fmt: skip
 
 
@@ -222,6 +223,9 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
     if call.pooled:
         windows = given["y" if call.forward else "dy"].shape
         packed.windows = _Windows(*x.shape, windows[1], windows[2], *call.pooled[4:6])
+    for name, (first, wide) in zip(("dy", "dy2"), call.slices, strict=False):
+        setattr(packed, name, given[name].ctypes.data + first * x.itemsize)
+        setattr(packed, f"{name}_stride", wide)
     before = library.times_together()
     assert getattr(library, kernel_of(call))(ctypes.byref(packed), None) == 0
     return bool(library.times_together() > before)
