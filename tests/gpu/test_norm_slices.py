@@ -1,4 +1,4 @@
-"""Normalizations whose gradients are channels of other tensors, on a GPU, beside those of copies."""
+"""Normalizations whose gradients are channels of others, on a GPU, beside those of copies."""
 
 from __future__ import annotations
 
