@@ -7,14 +7,14 @@ are needed themselves come from one call.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
-from relay_wgrad.ir import op_name
+from relay_wgrad.ir import bytes_of, op_name
 
 from ..codegen.lowering import DirectEntry, Plan, Site, lower
 from .call import JoinsCall, Piece, Term, check
@@ -36,6 +36,48 @@ def lower_joins(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[Direc
         stays, in program order.
     """
     return lower(mod, JOINS, planned, arch)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What is copied along channels: the tensor's name, what is done, the bytes that are read and
+    written (0 where sizes are not known), and why TVM does it, "" where a kernel of joins does."""
+
+    name: str
+    what: str
+    bytes: int
+    reason: str = ""
+
+
+def copies(func: relax.Function) -> list[Copy]:
+    """The copies of a function in program order.
+
+    func : as it is when joins are lowered, what normalizations and poolings read in place gone.
+    """
+    view = Graph(func)
+    plan, found = planned(view), []
+    for binding in view.bindings:
+        var = binding.var
+        if var in plan.sites:
+            site = plan.sites[var]
+            pieces = site.call.pieces
+            written = sum(piece.width for piece in pieces)
+            moved = written + sum(piece.width * len(piece.terms) for piece in pieces)
+            tensor: Any = site.args[0]
+            row = bytes_of(tensor.ty) // site.call.channels[0]
+            found.append(Copy(str(var.name), _what(site.call), row * moved))
+        elif var in plan.refused:
+            moved = 2 * bytes_of(var.ty)
+            what = "cut" if op_name(binding.value) == "relax.split" else "join"
+            found.append(Copy(str(var.name), what, moved, plan.refused[var]))
+    return found
+
+
+def _what(call: JoinsCall) -> str:
+    parts = max(map(len, call.results))
+    words = f"join of {parts} parts" if parts > 1 else "cut"
+    terms = max(len(piece.terms) for piece in call.pieces)
+    return words if terms < 2 else f"{words}, {terms} added" if parts > 1 else f"{terms} added"
 
 
 def planned(view: Graph) -> Plan:
