@@ -137,7 +137,7 @@ FAULTS = (
           "tests/byoc_cudnn/joins/test_joins_lower.py"),
     Fault("joins: of rows that are read together all are the first",
           "byoc_cudnn/joins/templates/joins_device.h",
-          "more[u] = read<T, V>(from + u * apart);", "more[u] = read<T, V>(from);",
+          "more[g][u] = read<T, V>(from + u * apart);", "more[g][u] = read<T, V>(from);",
           "tests/byoc_cudnn/joins/test_joins_emulated.py"),
     Fault("instance normalization in Dynamo's graph: all channels one group",
           "relay_wgrad/torch/norms.py", "        groups = said.shape[1]\n", "        groups = 1\n",

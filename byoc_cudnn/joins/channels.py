@@ -74,9 +74,10 @@ class Channels:
             if isinstance(binding, relax.VarBinding) and (made := self._of(binding)) is not None:
                 terms = sum(len(some.sources) for some in made.form)
                 if len(made.form) > PIECES or terms > TERMS:
-                    self.refused[binding.var] = (
-                        f"{len(made.form)} pieces of {terms} terms, at most {PIECES} of {TERMS}"
-                    )
+                    if op_name(binding.value) == _CONCAT:  # else a sum begins anew
+                        self.refused[binding.var] = (
+                            f"{len(made.form)} pieces of {terms} terms, at most {PIECES} of {TERMS}"
+                        )
                 else:
                     self._made[binding.var] = made
 

@@ -120,7 +120,8 @@ class _JoinsCall(ctypes.Structure):
     """`RelayWgradJoinsCall` of joins_call.h."""
 
     _fields_ = (
-        ("rows", ctypes.c_int64), *((n, ctypes.c_int) for n in ("pieces", "tile", "height")),
+        ("rows", ctypes.c_int64),
+        *((n, ctypes.c_int) for n in ("multiprocessors", "pieces", "tile", "height", "each")),
         ("piece", _Piece * PIECES), ("term", _Term * TERMS),
     )  # fmt: skip
 
@@ -249,7 +250,7 @@ def join(
     folder: Path, call: JoinsCall, given: Sequence[np.ndarray], results: Sequence[np.ndarray]
 ) -> None:
     """Runs a call on operands and results of (rows, channels)."""
-    packed = _JoinsCall(rows=given[0].shape[0])
+    packed = _JoinsCall(rows=given[0].shape[0], multiprocessors=SMS)
     terms = 0
     for out, pieces in zip(results, call.results, strict=True):
         begin = 0

@@ -21,10 +21,12 @@ struct RelayWgradJoinsPiece {
   int vector, end;  // of kernels' own: channels of a thread; threads of a row up to this piece's last
 };
 
-// One call.  Kernels write `vector` and `end`.
+// One call.
 struct RelayWgradJoinsCall {
   int64_t rows;
-  int pieces, tile, height;  // of kernels' own: threads of a row in a block, rows of a block at once
+  int multiprocessors;  // of the device
+  int pieces;
+  int tile, height, each;  // of kernels' own: threads of a row in a block, its rows at once, a thread's
   RelayWgradJoinsPiece piece[kRelayWgradPieces];
   RelayWgradJoinsTerm term[kRelayWgradTerms];
 };

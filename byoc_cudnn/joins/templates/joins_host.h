@@ -70,6 +70,7 @@ __attribute__((noinline)) int call(const Joins& row, const TVMFFIAny* args, int3
   try {
     const int device = views[0].device().device_id;
     OnDevice on(device);
+    z.multiprocessors = attribute_of(device, cudaDevAttrMultiProcessorCount);
     Called::get().note(row.words, row.name);
     launched(row.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))), row.name);
   } catch (const Failure& failure) {

@@ -33,11 +33,12 @@ def compared(folder: Path, call: JoinsCall, rows: int, seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_calls(folder: Path, dtype: str) -> None:
-    """Odd widths and places, several results, zeros, sums; rows of no, one and several blocks."""
+    """Odd widths and places, several results, zeros, sums; rows of one block, and of so many that a
+    thread has eight."""
     rng = random.Random(0)
     for seed in range(12):
         call = random_call(rng, dtype, whole=seed % 3 == 0)
-        compared(folder, call, rng.choice([1, 7, 64, 129, 300]), seed)
+        compared(folder, call, rng.choice([1, 7, 64, 129, 300, 3000]), seed)
 
 
 def test_more_channels_than_a_block_has_threads(folder: Path) -> None:
