@@ -21,6 +21,8 @@ from ..codegen import direct as own
 from ..codegen.entry import release_of
 from ..codegen.external import arch_of, register
 from ..codegen.lowering import DirectEntry
+from ..joins import JOINS
+from ..joins.lower import lower_joins
 from ..norm import NORMS
 from ..norm.lower import lower_norms
 from ..pool import POOLS
@@ -38,6 +40,10 @@ from .toolchain import Toolchain, find, preload
 # The host's part checks arguments and launches kernels.  To optimize it LLVM takes three times as
 # long, DenseNet-121's 22 seconds, and a call gains 0.01 us, one with 40 tensors 0.2.
 _HOST = {"kind": "llvm", "opt-level": 0}
+# Joins last of those that read each other's operators: they take the sums that are left.
+_LOWERINGS = (
+    lower_standardized, lower_norms, lower_pools, lower_joins, lower_cast_transposes, lower_updates
+)  # fmt: skip
 _OLDEST = 75  # the first GPUs whose half-precision tensor cores all libraries use
 
 
@@ -48,8 +54,8 @@ class Library:
     is done with it: `virtual_machine` and `export_library`; that is when nvcc runs, if at all.
 
     direct : what became of each call of an operator that there are kernels of our own for beside
-        the convolutions': training batch normalization, max pooling, casts and updates of many
-        tensors.
+        the convolutions': training batch normalization, max pooling, joins and cuts along channels,
+        casts and updates of many tensors.
     """
 
     def __init__(self, executable: Any, direct: tuple[DirectEntry, ...] = ()) -> None:
@@ -154,8 +160,9 @@ def build(
         `relay_wgrad.pipeline.cuda`.
     direct : whether training batch normalization (`relax.nn.batch_norm_train` and its backward) and
         max pooling go to kernels of our own, casts and transpositions of weights and of their
-        gradients to one for all, and so updates of parameters; they need nvcc.  None: if it is
-        here.  Without, and where there is none for a call, they are compiled as other operators.
+        gradients to one for all, and so updates of parameters, and joins, cuts and sums along the
+        last axis to `joins`; they need nvcc.  None: if it is here.  Without, and where there is
+        none for a call, they are compiled as other operators.
 
     Raises
     ------
@@ -168,9 +175,7 @@ def build(
         mod = relax.transform.RunCodegen()(mod)
     entries: tuple[DirectEntry, ...] = ()
     if not own.missing(find()) if direct is None else direct:
-        for lower in (
-            lower_standardized, lower_norms, lower_pools, lower_cast_transposes, lower_updates
-        ):  # fmt: skip
+        for lower in _LOWERINGS:
             mod, found = lower(mod, arch_of(chosen) or _OLDEST)
             entries += found
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
@@ -201,7 +206,7 @@ def _all(module: Any) -> list[Any]:
 
 def _owners() -> dict[str, Inputs]:
     """By the function of a generated source that tells its plans: what it is linked with."""
-    direct = (CAST_TRANSPOSES, NORMS, POOLS, STANDARDIZED, UPDATES)
+    direct = (CAST_TRANSPOSES, JOINS, NORMS, POOLS, STANDARDIZED, UPDATES)
     families = {f.plans: f.inputs for f in direct}
     return {b.plans: b.inputs for b in BACKENDS.values()} | families
 

@@ -64,6 +64,10 @@ class NormCall:
     forward: x, gamma, beta[, running_mean, running_var] -> y, mean, rstd[, new_…], index
     backward: dy, index, x, gamma, beta, mean, rstd -> dx, dgamma, dbeta
 
+    With `slices` dy of a backward call without residual is channels of a wider tensor, which is
+    given in its place, and with `summed` dy2, which is added to it: of each the first channel, and
+    how many the tensor has.
+
     With `by_row` a group is all channels of one row, an image of its own: x is (rows, 1, C),
     of at most `longest_row` channels, mean and rstd (rows, 1).
 
@@ -101,6 +105,7 @@ class NormCall:
     grouped: bool = False
     by_row: bool = False
     last: str = ""
+    slices: tuple[tuple[int, int], ...] = ()
     epsilon: float = 1e-5
     momentum: float = 0.1
     unbiased: bool = True
@@ -202,8 +207,18 @@ def check(call: NormCall) -> Decision:
         padding = (call.pooled[4], call.pooled[5], call.pooled[6], call.pooled[7])
         if not (decision := check_windows(pair, strides, padding)):
             return decision
-    if call.summed and not (call.stored or call.gated):
-        return no("summed gradients are of a backward call that writes the residual's gradient")
+    if call.summed and not (call.stored or call.gated or call.slices):
+        return no(
+            "summed gradients are of a backward call that writes the residual's gradient, or whose"
+            " gradients are channels of other tensors"
+        )
+    plain = not (call.residual or call.pooled or call.by_row or call.gated)
+    if call.slices and not (call.direction == "backward" and plain):
+        return no("gradients that are channels of other tensors are of a backward call alone")
+    if call.slices and len(call.slices) != 1 + call.summed:
+        return no(f"channels of {len(call.slices)} tensors for {1 + call.summed}")
+    if any(first < 0 or channels <= first for first, channels in call.slices):
+        return no(f"slices {call.slices}: a first channel, and how many there are")
     if call.running and call.direction not in ("forward", "squeeze"):
         return no("running statistics are updated forward, not backward")
     if not _IDENTIFIER.fullmatch(call.symbol):

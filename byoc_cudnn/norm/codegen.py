@@ -35,7 +35,7 @@ _RESULTS = {"mask": "new_mask", "index": "new_mask", "sums": "new_sums"}
 _NAME = re.compile(
     rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_"
     rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second|_rows)?(_bits)?(_summed)?"
-    r"(_grouped)?"
+    r"(_grouped)?(_sliced)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
 _GATED_NAME = re.compile(
@@ -70,7 +70,7 @@ def kernel_of(call: NormCall) -> str:
     if call.second or call.by_row:
         residual = "_second" if call.second else "_rows"
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
-    more += "_grouped" * (call.grouped and not call.by_row)
+    more += "_grouped" * (call.grouped and not call.by_row) + "_sliced" * bool(call.slices)
     if call.pooled:
         r, s, down, across = call.pooled[:4]
         more += f"_pooled_{r}x{s}_{down}x{across}"
@@ -98,7 +98,7 @@ def _body(name: str) -> str:
     found = _NAME.fullmatch(name)
     if not found:
         raise ValueError(f"{name!r} is no kernel of a normalization")
-    direction, dtype, activation, residual, bits, summed, grouped, *windows = found.groups()
+    direction, dtype, activation, residual, bits, summed, grouped, sliced, *windows = found.groups()
     act = _ACTIVATIONS["" if activation == "none" else activation]
     function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
     if residual == "_rows":
@@ -116,7 +116,7 @@ def _body(name: str) -> str:
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
     if residual != "_second" and not windows[0]:
-        last += f", {str(bool(grouped)).lower()}"
+        last += f", {str(bool(grouped)).lower()}" + ", true" * bool(sliced)
     parts = ["device", "together", "forward", "backward", "two"]
     if windows[0]:
         parts[-1] = "pooled"
@@ -136,12 +136,14 @@ def _row(call: NormCall) -> str:
     ]
     operands = ", ".join(f"&Tensors::{name}" for name in names)
     pooled = ", ".join(map(str, call.pooled))
+    slices = ", ".join(f"{{{first}, {channels}}}" for first, channels in call.slices)
     words = [
         call.direction, call.dtype, *([call.activation] if call.activation else []),
         *(["residual"] if call.residual else []), *(["running"] if call.running else []),
         *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
         *(["second"] if call.second else []), *(["pooled"] if call.pooled else []),
         *(["then", call.last] if call.last else []),
+        *(f"{first}+of{channels}" for first, channels in call.slices),
     ]  # fmt: skip
     kind = "layer_norm" if call.by_row else "group_norm" if call.grouped else "batch_norm"
     numbers = f"{call.epsilon!r}, {call.momentum!r}, {call.alpha!r}"
@@ -150,7 +152,7 @@ def _row(call: NormCall) -> str:
     return (
         f'    {{"{kind} {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'
         f"     Element::{_ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"
-        f"     {{{pooled}}}, {{{operands}}}}},"
+        f"     {{{pooled}}}, {{{operands}}}, {{{slices}}}}},"
     )
 
 

@@ -19,8 +19,10 @@ from relay_wgrad.ir import op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.train_norm import BACKWARDS, FORWARDS, dtype_of
+from relay_wgrad.problem import DTYPE_BYTES
 
 from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
+from ..joins.channels import Channels, is_plain
 from .call import BITS, NormCall, check, longest_row
 from .codegen import NORMS
 from .gates import mask_type, take_gates
@@ -64,6 +66,7 @@ def planned(view: Graph, bits: bool = True) -> Plan:
         _pass_bits(plan)
     _take_sums(plan)
     take_pools(plan)
+    _take_slices(plan)
     if bits:
         for backward, (_, forward) in list(plan.takes.items()):
             call = plan.sites[forward].call
@@ -106,6 +109,27 @@ def _take_sums(plan: Plan) -> None:
             if var in plan.takes:
                 place, forward = plan.takes[var]
                 plan.takes[var] = (place + 1, forward)
+
+
+def _take_slices(plan: Plan) -> None:
+    """Into backward calls without residual whose dy, made for nothing else, is channels of a tensor
+    or the sum of two such; each in whole packs, without which a thread would load single ones."""
+    view, channels = plan.function, Channels(plan.function)
+    for site in plan.sites.values():
+        call, dy = site.call, site.args[0]
+        form = channels.form(dy) if isinstance(dy, relax.Var) and view.only_use(dy) else None
+        if form is None or len(form) != 1 or not 1 <= len(form[0].sources) <= 2:
+            continue
+        if call.direction != "backward" or call.stored or is_plain(form, dy):
+            continue
+        sources, width = form[0].sources, form[0].width
+        slices = tuple((s.first, int(s.tensor.ty.shape.values[-1])) for s in sources)
+        pack = _VECTOR // DTYPE_BYTES[call.dtype]
+        sliced = replace(call, slices=slices, summed=len(sources) > 1, residual=False)
+        whole = all(n % pack == 0 for n in (width, *(n for pair in slices for n in pair)))
+        if whole and check(replace(sliced, symbol=NORMS.codegen)):
+            site.call, site.args = sliced, [*(s.tensor for s in sources), *site.args[1:]]
+            plan.dropped.add(dy)
 
 
 def _field_of(view: Graph, expr: Any, index: int) -> Any:

@@ -12,6 +12,9 @@ from typing import Any
 import tvm
 
 from byoc_cudnn import partition
+from byoc_cudnn.joins.lower import Copy, copies
+from byoc_cudnn.norm.lower import lower_norms
+from byoc_cudnn.pool.lower import lower_pools
 from byoc_cudnn.report import PRODUCT
 from legalize.cpu.roofline import ceilings
 
@@ -24,6 +27,7 @@ from ..problem import ConvProblem
 from ..training.cuda_tools import cuda_runtime
 from ..training.devices import cpu_target, place
 from ..training.kernel_times import KernelTime, kernel_times
+from ..training.options import HOPPER
 from ..training.step import ADJOINT
 from ..training.trainer import Trainer
 from . import arguments
@@ -89,11 +93,12 @@ def _inspected(args: argparse.Namespace) -> Inspection:
             with display.part("differentiating"):
                 step = _Measured(arguments.step_of(args, graph))
         with display.part("partitioning"):
-            entries = partition(step.module, args.backends)[1].entries
+            split, report = partition(step.module, args.backends)
         with display.part("inspecting"):
             found = inspect_step(
                 step.module, facts=facts, inputs=[spec.name for spec in graph.inputs],
-                entries=entries, measured=step.convolutions, floor=step.floor,
+                entries=report.entries, measured=step.convolutions, floor=step.floor,
+                copies=_copies(split) if facts["layout"].endswith("C") else (),
             )  # fmt: skip
     if step.planned_bytes:
         found.data["totals"]["planned_bytes"] = step.planned_bytes
@@ -102,6 +107,13 @@ def _inspected(args: argparse.Namespace) -> Inspection:
     if step.compile_seconds:
         found.add_compiled(step.compile_seconds)
     return found
+
+
+def _copies(module: tvm.IRModule) -> list[Copy]:
+    """What a step copies along channels on a GPU, its convolutions in libraries."""
+    for lower in (lower_norms, lower_pools):
+        module, _ = lower(module, HOPPER)
+    return copies(module[ADJOINT])
 
 
 def _on_cpu(

@@ -36,9 +36,11 @@ class Inspection:
     calls in program order, then results, with the layer and the part that each belongs to;
     `edges` : pairs of indices into them; `convolutions` : one entry for each, with its problem,
     layout, backend, reason, and its time where it was measured; `changes` : every change of
-    layout with its reason; `memory` : bytes alive at each call; `kernels`, of a step that was timed
-    on a GPU: name, calls, seconds and bytes of each; `compiled`, of one that was compiled for a
-    CPU: name and processor seconds of each kernel, and whether it was kept from before.
+    layout with its reason; `copies` : what a GPU copies along channels: the tensor's name, what is
+    done, bytes, and why TVM does it where it does; `memory` : bytes alive at each call; `kernels`,
+    of a step that was timed on a GPU: name, calls, seconds and bytes of each; `compiled`, of one
+    that was compiled for a CPU: name and processor seconds of each kernel, and whether it was kept
+    from before.
     """
 
     data: dict[str, Any]
@@ -77,6 +79,7 @@ def inspect_step(
     entries: Sequence[Any] = (),
     measured: Sequence[Lowered] = (),
     floor: Callable[[ConvProblem], float] | None = None,
+    copies: Sequence[Any] = (),
 ) -> Inspection:
     """What a training step is made of.
 
@@ -88,6 +91,7 @@ def inspect_step(
     entries : of `byoc_cudnn`'s report on the same module: one for each convolution, in order.
     measured : what its convolutions were lowered to, with seconds, in order.
     floor : the seconds that a problem takes at least.
+    copies : of `byoc_cudnn.joins.lower.copies`.
 
     Raises
     ------
@@ -134,6 +138,7 @@ def inspect_step(
         "edges": [list(edge) for edge in graph.edges],
         "convolutions": convolutions,
         "changes": changes,
+        "copies": [asdict(copy) for copy in copies],
         "memory": {"boundary": found.boundary, **asdict(alive)},
     }  # fmt: skip
     return Inspection(data)

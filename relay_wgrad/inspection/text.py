@@ -11,7 +11,7 @@ BACKEND, ON_A_GPU = "backend", "on a GPU"
 
 
 def markdown(data: dict[str, Any]) -> str:
-    """Facts, totals, and tables of convolutions and layout changes."""
+    """Facts, totals, and tables of convolutions, layout changes and copies."""
     facts, totals = data["facts"], data["totals"]
     lines = [f"# {_safe(facts.get('model', 'model'))}: a training step", ""]
     lines += [f"- {key.replace('_', ' ')}: {_safe(value)}" for key, value in facts.items()]
@@ -72,6 +72,12 @@ def markdown(data: dict[str, Any]) -> str:
             for c in data["changes"]
         ],
     )
+    if copies := data.get("copies"):
+        lines += ["", "## Copies along channels, on a GPU", ""]
+        lines += _table(
+            ("tensor", "what", "MB", "by TVM, for it is"),
+            [[c["name"], c["what"], _number(c["bytes"], 1e-6, 1), c["reason"]] for c in copies],
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -273,3 +273,7 @@ def by(front_end: str, records: Iterable[Elementwise] = RECORDS.values()) -> dic
 
 RELAX = tuple(name for name in RECORDS if name.startswith("nn.") or hasattr(op, name))
 """Those that are operators of Relax."""
+
+_BESIDE = "astype broadcast_to clip expand_dims nn.gelu nn.leakyrelu reshape squeeze where"
+PER_ELEMENT = frozenset(f"relax.{name}" for name in (*RELAX, *_BESIDE.split()))
+"""Relax operators that TVM fuses with what makes their operands and with what reads them."""

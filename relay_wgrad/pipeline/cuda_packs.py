@@ -3,7 +3,8 @@
 Upstream's fallback gives a thread one element: of half precision two bytes, so that most of the
 requests that a multiprocessor can have on the way carry little, and each element pays for the
 division of its index by all axes.  Here a thread has neighbours along the last axis, 16 bytes of
-the widest tensor.  What it reads comes as packs into registers, and so does its result leave.
+the widest tensor, or 8 or 4 where rows are no packs of 16.  What it reads comes as packs into
+registers, and so does its result leave.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Packs(CudaRule):
         last, count = int(extents[-1]), math.prod(map(int, extents))
         # What is much smaller than the result, such as a vector, comes from a cache.
         large = [b for b in packed if _SMALL * math.prod(map(_size, b.shape)) > count]
-        lanes = lanes_of([*written, *large])
+        lanes = lanes_of([*written, *large], least=_BYTES // 4)
         if lanes < 2 or last % lanes or any(_size(b.shape[-1]) % lanes for b in packed):
             return False
         copies = read_in_packs(sch, block, packed)
@@ -116,13 +117,21 @@ def reads_along(block: Any, axis: Any) -> list[Any] | None:
     return [buffer for buffer in found if str(buffer.dtype) in PACKED]
 
 
-def lanes_of(buffers: list[Any]) -> int:
-    """How many neighbours are 16 bytes of the widest tensor; 1 where rows are no such packs."""
+def lanes_of(buffers: list[Any], least: int = _BYTES) -> int:
+    """How many neighbours are 16 bytes of the widest tensor; 1 where rows are no such packs.
+
+    least : bytes of a pack, for rows that are packs of a half or a quarter of 16 alone.
+    """
     if not buffers:
         return 1
-    lanes = _BYTES // max(tvm.DataType(str(buffer.dtype)).bits // 8 for buffer in buffers)
-    rows = [buffer.shape[-1] for buffer in buffers]
-    return lanes if all(isinstance(n, tirx.IntImm) and int(n) % lanes == 0 for n in rows) else 1
+    widest = max(tvm.DataType(str(buffer.dtype)).bits // 8 for buffer in buffers)
+    rows = [_size(buffer.shape[-1]) for buffer in buffers]
+    size = _BYTES
+    while size >= max(least, widest):
+        if all(n > 0 and n % (size // widest) == 0 for n in rows):
+            return size // widest
+        size //= 2
+    return 1
 
 
 def read_in_packs(sch: Schedule, block: Any, buffers: list[Any]) -> list[Any]:

@@ -15,11 +15,9 @@ from .. import keys
 from ..graph.def_use import Graph
 from ..graph.rebuild import substitute
 from ..ir import bytes_of, op_name
-from ..ops.elementwise import RELAX
+from ..ops.elementwise import PER_ELEMENT
 
-_OTHERS = "astype broadcast_to clip expand_dims nn.gelu nn.leakyrelu reshape squeeze where"
-_ELEMENTWISE = frozenset(f"relax.{name}" for name in (*RELAX, *_OTHERS.split()))
-FUSING = _ELEMENTWISE | {"relax.sum", "relax.mean", "relax.collapse_sum_to", "relax.max"}
+FUSING = PER_ELEMENT | {"relax.sum", "relax.mean", "relax.collapse_sum_to", "relax.max"}
 """Operators that are fused with what makes their operands."""
 _SMALL = 8  # what is so much smaller than what is made of it is kept, for it to be made again
 
@@ -50,7 +48,7 @@ def saved_and_recomputed(
     kept = {
         var for var, ops in readers.items()
         if not isinstance(values[var], relax.Tuple)
-        and not (op_name(values[var]) in _ELEMENTWISE and all(op in FUSING for op in ops))
+        and not (op_name(values[var]) in PER_ELEMENT and all(op in FUSING for op in ops))
     }  # fmt: skip
     again: set[Any] = set()
     for var in values:  # in the order of the program, so that operands are decided first
@@ -84,7 +82,7 @@ def _chain(
             continue
         if is_tuple and operand not in made:
             small.add(operand)  # a tuple's own parts have to be there in any case
-        elif op_name(values[operand]) in _ELEMENTWISE and bytes_of(operand.ty) <= limit:
+        elif op_name(values[operand]) in PER_ELEMENT and bytes_of(operand.ty) <= limit:
             made.add(operand)
             stack.extend(relax.analysis.free_vars(values[operand]))
         elif isinstance(operand.ty, relax.TensorType) and bytes_of(operand.ty) * _SMALL <= limit:

@@ -63,6 +63,7 @@ from tests.support.gpu.cudnn_runner import (
     regions_of,
     to_numpy,
 )
+from tests.support.gpu.joins_runner import wrong_of_all
 from tests.support.gpu.runner import choose_compiler
 from tests.support.gpu.updates_runner import wrong_updates
 from tests.support.problems import random_operands, relative_error, torch_reference
@@ -309,6 +310,7 @@ PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't
     "followed": (followed, _no_nvcc),
     "pools": (pools, _no_nvcc),
     "updates": (wrong_updates, _no_nvcc),
+    "joins": (wrong_of_all, _no_nvcc),
     "grouped": (grouped, _no_nvcc),
     "elements": (elements, lambda: None),
     "casts": (casts, _no_nvcc),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import numpy as np
 import pytest
 
 from byoc_cudnn.building.toolchain import find
+from byoc_cudnn.joins import JOINS, JoinsCall
+from byoc_cudnn.joins.call import PIECES, TERMS
+from byoc_cudnn.joins.codegen import kernel_of as join_kernel_of
 from byoc_cudnn.norm import NORMS, NormCall
 from byoc_cudnn.norm.codegen import kernel_of
 from byoc_cudnn.pool import POOLS, PoolCall
@@ -88,7 +92,8 @@ class _Call(ctypes.Structure):
         ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int), ("together", ctypes.c_int),
         *((n, ctypes.c_void_p) for n in _NORM), ("workspace_bytes", ctypes.c_int64),
         *((f"other_{n}", ctypes.c_void_p) for n in _OTHER), ("windows", _Windows),
-        *((n, ctypes.c_void_p) for n in _GATED), ("fold", ctypes.c_int64),
+        *((n, ctypes.c_void_p) for n in _GATED),
+        *((n, ctypes.c_int64) for n in ("fold", "dy_stride", "dy2_stride")),
     )  # fmt: skip
 
 
@@ -99,6 +104,27 @@ class _PoolCall(ctypes.Structure):
         *_Windows._fields_,
         *((n, ctypes.c_void_p) for n in ("x", "dy", "out", "index")),
     )
+
+
+class _Term(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), ("stride", ctypes.c_int64))
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = (
+        ("to", ctypes.c_void_p), ("stride", ctypes.c_int64),
+        *((n, ctypes.c_int) for n in ("width", "first", "terms", "vector", "end")),
+    )  # fmt: skip
+
+
+class _JoinsCall(ctypes.Structure):
+    """`RelayWgradJoinsCall` of joins_call.h."""
+
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        *((n, ctypes.c_int) for n in ("multiprocessors", "pieces", "tile", "height", "each")),
+        ("piece", _Piece * PIECES), ("term", _Term * TERMS),
+    )  # fmt: skip
 
 
 def emulated(source: str) -> str:
@@ -157,7 +183,7 @@ def command(folder: Path) -> list[str]:
 def library(folder: Path, kernel: str) -> Any:
     """A kernel's library, loaded."""
     source, library = folder / f"{kernel}.cc", folder / f"{kernel}.so"
-    family = next(f for f in (NORMS, POOLS, STANDARDIZED) if kernel.startswith(f.codegen))
+    family = next(f for f in (JOINS, NORMS, POOLS, STANDARDIZED) if kernel.startswith(f.codegen))
     source.write_text(emulated(family.source_of(kernel)), encoding="utf-8")
     if not find().compiler:
         pytest.skip("no C++ compiler")
@@ -200,6 +226,9 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
     if call.pooled:
         windows = given["y" if call.forward else "dy"].shape
         packed.windows = _Windows(*x.shape, windows[1], windows[2], *call.pooled[4:6])
+    for name, (first, wide) in zip(("dy", "dy2"), call.slices, strict=False):
+        setattr(packed, name, given[name].ctypes.data + first * x.itemsize)
+        setattr(packed, f"{name}_stride", wide)
     before = own.times_together()
     assert getattr(own, kernel_of(call))(ctypes.byref(packed), None) == 0
     return bool(own.times_together() > before)
@@ -216,4 +245,29 @@ def pool(folder: Path, call: PoolCall, given: dict[str, np.ndarray]) -> None:
     ]
     packed = _PoolCall(*image, windows[1], windows[2], *call.padding[:2], *pointers)
     kernel = pool_kernel_of(call)
+    assert getattr(library(folder, kernel), kernel)(ctypes.byref(packed), None) == 0
+
+
+def join(
+    folder: Path, call: JoinsCall, given: Sequence[np.ndarray], results: Sequence[np.ndarray]
+) -> None:
+    """Runs a call on operands and results of (rows, channels)."""
+    packed = _JoinsCall(rows=given[0].shape[0], multiprocessors=SMS)
+    terms = 0
+    for out, pieces in zip(results, call.results, strict=True):
+        begin = 0
+        for piece in pieces:
+            to = out.ctypes.data + begin * out.itemsize
+            packed.piece[packed.pieces] = _Piece(
+                to, out.shape[1], piece.width, terms, len(piece.terms)
+            )
+            packed.pieces += 1
+            for operand, first in piece.terms:
+                tensor = given[operand]
+                packed.term[terms] = _Term(
+                    tensor.ctypes.data + first * tensor.itemsize, tensor.shape[1]
+                )
+                terms += 1
+            begin += piece.width
+    kernel = join_kernel_of(call)
     assert getattr(library(folder, kernel), kernel)(ctypes.byref(packed), None) == 0

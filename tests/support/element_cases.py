@@ -66,6 +66,18 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "a slice of channels": (
         {"x": (S, "float16")}, lambda e, x: e(op.strided_slice(x, [3], [8], [16])),
     ),
+    "rows of packs of eight bytes": (
+        {"x": ((2, 5, 6, 12), "float16"), "y": ((2, 5, 6, 12), "float16")},
+        lambda e, x, y: e(op.nn.relu(e(op.add(x, y)))),
+    ),
+    "rows of packs of four bytes": (
+        {"x": ((3, 7, 5, 18), "bfloat16"), "y": ((3, 7, 5, 18), "bfloat16")},
+        lambda e, x, y: e(op.where(e(op.less_equal(x, half("bfloat16"))), half("bfloat16"), y)),
+    ),
+    "rows of packs of two floats": (
+        {"x": ((3, 7, 26), "float16"), "s": ((26,), "float32")},
+        lambda e, x, s: e(op.astype(e(op.multiply(e(op.astype(x, "float32")), s)), "float16")),
+    ),
     "few": ({"x": ((1, 8), "float16")}, lambda e, x: e(op.negative(x))),
     "a prime number of packs": ({"x": ((1009, 8), "float16")}, lambda e, x: e(op.negative(x))),
 }  # fmt: skip

@@ -116,8 +116,11 @@ def _padded(passes: Any, each: int = 4) -> Any:
 
 
 def _backward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
+    x, channels = v["x"], v["x"].shape[-1]
+    for name, (first, wide) in zip(("dy", "dy2"), call.slices, strict=False):
+        assert v[name].shape[-1] == wide
+        v[name] = v[name][..., first : first + channels]
     dy = v["dy"] + v["dy2"] if call.summed else v["dy"]
-    x = v["x"]
     dy = _scattered(call, dy, v["index"], x.shape) if call.pooled else dy
     ends = ("", "2") if call.second else ("",)
     if "mask" in v:

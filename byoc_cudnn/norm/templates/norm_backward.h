@@ -9,8 +9,16 @@ namespace {
 
 // Where dy' comes from: dy itself; dy and the activation of what x gives; dy and the stored y, or its
 // bits.  Of the last two the first pass writes dy', which is the residual's gradient, and the second
-// reads it; with `summed` a second gradient is added to dy before, and the sum rounded as if apart.
+// reads it; with `summed` a second gradient is added to dy before, and the sum rounded as if apart.  With
+// `sliced` both are channels of other tensors, and the sum, which is not written, is made in both passes.
 enum class Mask { kNone, kComputed, kStored, kBits };
+
+// Of two gradients, rounded.
+template <typename T, int V>
+__device__ inline void add(Pack<T, V>& g, const Pack<T, V>& more) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) g.value[i] = narrow<T>(wide(g.value[i]) + wide(more.value[i]));
+}
 
 // dy' of a pack, and what it adds to both sums; where the mask is stored, g becomes dy'.
 template <Activation act, Mask mask, bool summed, typename T, int V, typename A>
@@ -18,10 +26,10 @@ __device__ inline void add_gradient(Pack<T, V>& g, const Pack<T, V>& more, const
                                     const Pack<T, V>& y, uint8_t bits, const A (&mean)[V],
                                     const A (&scale)[V], const A (&shift)[V], A alpha, A (&plain)[V],
                                     A (&weighted)[V]) {
+  if constexpr (summed) add(g, more);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const A apart = less(wide(x.value[i]), mean[i]);
-    if constexpr (summed) g.value[i] = narrow<T>(wide(g.value[i]) + wide(more.value[i]));
     A d = wide(g.value[i]);
     if constexpr (mask == Mask::kComputed) {
       d = before<act, T>(d, times_plus(apart, scale[i], shift[i]), alpha);
@@ -68,18 +76,19 @@ __device__ inline void write_sums(const A (&sums)[2][kThreads * V], A* partial, 
   }
 }
 
-template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, typename S>
+template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
     gradient_sums(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x, const T* __restrict__ y,
                   const uint8_t* __restrict__ bits, const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
                   T* __restrict__ dresidual, Sum<T>* __restrict__ partial, Sum<T> alpha,
-                  S shape) {
+                  int64_t dy_stride, int64_t dy2_stride, S shape) {
   using A = Sum<T>;
   constexpr bool kStored = mask == Mask::kStored, kBits = mask == Mask::kBits;
   __shared__ A sums[2][kThreads * V];
   begin();
   const Place at(shape, V);
+  const Lanes<sliced> gradients(shape, at, dy_stride), others(shape, at, dy2_stride);
   A plain[V] = {}, weighted[V] = {};
   if (at.left > 0) {
     A middle[V], scale[V], shift[V];
@@ -108,8 +117,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
           for (int u = 0; u < kUnroll; ++u) {
             const int64_t row = first + int64_t{u} * shape.height();
             const int64_t i = row * shape.channels + at.channel;
-            load<whole>(g[u], dy + i, at.left);
-            if constexpr (summed) load<whole>(more[u], dy2 + i, at.left);
+            load<whole>(g[u], dy + gradients.at(row), at.left);
+            if constexpr (summed) load<whole>(more[u], dy2 + others.at(row), at.left);
             load<whole>(a[u], x + i, at.left);
             if constexpr (kStored) load<whole>(b[u], y + i, at.left);
             if constexpr (kBits) through[u] = __ldg(bits + row * shape.packs + at.pack);
@@ -123,8 +132,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
           const int64_t i = row * shape.channels + at.channel;
           Pack<T, V> g, more, a, b;
           uint8_t through = 0;
-          load<whole>(g, dy + i, at.left);
-          if constexpr (summed) load<whole>(more, dy2 + i, at.left);
+          load<whole>(g, dy + gradients.at(row), at.left);
+          if constexpr (summed) load<whole>(more, dy2 + others.at(row), at.left);
           load<whole>(a, x + i, at.left);
           if constexpr (kStored) load<whole>(b, y + i, at.left);
           if constexpr (kBits) through = __ldg(bits + row * shape.packs + at.pack);
@@ -250,49 +259,54 @@ __device__ inline void load_slopes(A (&middle)[V], A (&scale)[V], A (&shift)[V],
   if constexpr (mask == Mask::kComputed) load_columns(shift, beta, at, shape);
 }
 
-template <typename T, int V, bool whole, Activation act, Mask mask, typename S>
+template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
-    gradient(const T* __restrict__ dy, const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
-             const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
+    gradient(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x,
+             const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
              const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
              const Sum<T>* __restrict__ dbeta, int64_t apart, T* __restrict__ dx, Sum<T> alpha,
-             S shape) {
+             int64_t dy_stride, int64_t dy2_stride, S shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
+  const Lanes<sliced> gradients(shape, at, dy_stride), others(shape, at, dy2_stride);
   A middle[V], scale[V], shift[V], slope[V], level[V];
   load_slopes<mask>(middle, scale, shift, slope, level, gamma, beta, mean, rstd, dgamma, dbeta,
                     apart, at, shape);
-  auto write = [&](int64_t i, const Pack<T, V>& g, const Pack<T, V>& a) {
+  auto write = [&](int64_t i, Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& a) {
+    if constexpr (summed) add(g, more);
     store<whole>(dx + i, gradient_of<act, mask>(g, a, middle, scale, shift, slope, level, alpha),
                  at.left);
   };
   each_chunk<true, whole>(
       shape, at.row,
       [&](int64_t first) {
-        Pack<T, V> g[kUnroll], a[kUnroll];
+        Pack<T, V> g[kUnroll], more[kUnroll], a[kUnroll];
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          load<whole>(g[u], dy + i, at.left);
-          load<whole>(a[u], x + i, at.left);
+          const int64_t row = first + int64_t{u} * shape.height();
+          load<whole>(g[u], dy + gradients.at(row), at.left);
+          if constexpr (summed) load<whole>(more[u], dy2 + others.at(row), at.left);
+          load<whole>(a[u], x + row * shape.channels + at.channel, at.left);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          write((first + int64_t{u} * shape.height()) * shape.channels + at.channel, g[u], a[u]);
+          write((first + int64_t{u} * shape.height()) * shape.channels + at.channel, g[u],
+                more[u], a[u]);
         }
       },
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
-        Pack<T, V> g, a;
-        load<whole>(g, dy + i, at.left);
+        Pack<T, V> g, more, a;
+        load<whole>(g, dy + gradients.at(row), at.left);
+        if constexpr (summed) load<whole>(more, dy2 + others.at(row), at.left);
         load<whole>(a, x + i, at.left);
-        write(i, g, a);
+        write(i, g, more, a);
       });
 }
 
-template <typename T, bool whole, Activation act, Mask mask, bool summed, typename S>
+template <typename T, bool whole, Activation act, Mask mask, bool summed, bool sliced, typename S>
 cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -305,10 +319,10 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   auto* const through = static_cast<T*>(call.dresidual);
   const A alpha = static_cast<A>(call.alpha);
   cudaError_t error =
-      launch(gradient_sums<T, V, whole, act, mask, summed, S>, grid_of(shape), kThreads, stream, dy,
+      launch(gradient_sums<T, V, whole, act, mask, summed, sliced, S>, grid_of(shape), kThreads, stream, dy,
              static_cast<const T*>(call.dy2), x, static_cast<const T*>(call.y),
              static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, through, partial, alpha,
-             shape);
+             call.dy_stride, call.dy2_stride, shape);
   if (error != cudaSuccess) return error;
   error = finish_gradients(partial, gamma, rstd, dgamma, dbeta, shape, stream);
   if (error != cudaSuccess) return error;
@@ -318,13 +332,15 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   const A* const levels = S::kGrouped ? partial : dbeta;
   const int64_t apart = 2 * shape.blocks * shape.channels;
   const auto last = writing(shape, call);
-  return launch(gradient<T, V, whole, kWritten ? Activation::kNone : act, kLater, S>,
-                grid_of(last), kThreads, stream, kWritten ? static_cast<const T*>(through) : dy, x, gamma, beta, mean,
-                rstd, slopes, levels, apart, static_cast<T*>(call.out), alpha, last);
+  constexpr Activation kAct = kWritten ? Activation::kNone : act;
+  return launch(gradient<T, V, whole, kAct, kLater, summed && !kWritten, sliced, S>, grid_of(last),
+                kThreads, stream, kWritten ? static_cast<const T*>(through) : dy,
+                static_cast<const T*>(call.dy2), x, gamma, beta, mean, rstd, slopes, levels, apart,
+                static_cast<T*>(call.out), alpha, call.dy_stride, call.dy2_stride, last);
 }
 
 // A block has its rows of dy and x in shared memory from the sums to the gradient.
-template <typename T, Activation act, Mask mask, bool summed>
+template <typename T, Activation act, Mask mask, bool summed, bool sliced>
 __global__ void __launch_bounds__(kMany)
     gradient_together(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x,
                       const T* __restrict__ y, const uint8_t* __restrict__ bits,
@@ -332,7 +348,7 @@ __global__ void __launch_bounds__(kMany)
                       const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
                       T* __restrict__ dresidual, T* __restrict__ dx, Sum<T>* __restrict__ dgamma,
                       Sum<T>* __restrict__ dbeta, Sum<T> alpha, Sum<T>* __restrict__ partial,
-                      Together z) {
+                      int64_t dy_stride, int64_t dy2_stride, Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
@@ -342,7 +358,7 @@ __global__ void __launch_bounds__(kMany)
   const Seat at(z);
   const int turns = z.turns_of<V>(at);
   for (int k = 0; k < turns; ++k) {
-    keep(kept, k, dy + z.offset<V>(at, k));
+    keep(kept, k, dy + z.offset<V>(at, k, sliced ? dy_stride : z.channels));
     keep(kept_x, k, x + z.offset<V>(at, k));
     kept_so_far();
   }
@@ -361,7 +377,10 @@ __global__ void __launch_bounds__(kMany)
     for (int u = 0; u < kBatch; ++u) {
       if (first + u >= turns) break;
       const int64_t i = z.offset<V>(at, first + u);
-      if constexpr (summed) load<true>(more[u], dy2 + i, V);
+      if constexpr (summed) {
+        const int64_t stride = sliced ? dy2_stride : z.channels;
+        load<true>(more[u], dy2 + z.offset<V>(at, first + u, stride), V);
+      }
       if constexpr (mask == Mask::kStored) load<true>(b[u], y + i, V);
       if constexpr (mask == Mask::kBits) through[u] = __ldg(bits + i / V);
     }
@@ -375,10 +394,8 @@ __global__ void __launch_bounds__(kMany)
       read_kept(a, kept_x, k);
       add_gradient<act, mask, summed>(g, more[u], a, b[u], through[u], middle, scale, shift, alpha,
                                       plain, weighted);
-      if constexpr (kWritten) {
-        store<true>(dresidual + z.offset<V>(at, k), g, V);
-        write_kept(g, kept, k);
-      }
+      if constexpr (kWritten) store<true>(dresidual + z.offset<V>(at, k), g, V);
+      if constexpr (kWritten || summed) write_kept(g, kept, k);
     }
   }
   for (int step = z.width; step < 32; step *= 2) {
@@ -444,31 +461,39 @@ __global__ void __launch_bounds__(kMany)
   }
 }
 
-template <typename T, Activation act, Mask mask, bool summed, bool grouped>
+template <typename T, Activation act, Mask mask, bool summed, bool grouped, bool sliced = false>
 int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
-  const bool whole =
-      is_whole<T>(call.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out});
-  if (whole) {
+  // Of what is sliced: whether a pack lies in one row, at a multiple of itself.
+  const bool packs = !sliced || (call.channels % kVector<T> == 0 && call.dy_stride % kVector<T> == 0 &&
+                                 call.dy2_stride % kVector<T> == 0);
+  const auto fits = [&](const RelayWgradNormCall& one) {
+    return packs &&
+           is_whole<T>(one.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out});
+  };
+  if (fits(call)) {
     const Together z = together_of<T>(call, 2, 80);
     const cudaError_t error = launch_together(
-        gradient_together<T, act, mask, summed>, z, 2, sizeof(Sums<A, kVector<T>>), stream,
+        gradient_together<T, act, mask, summed, sliced>, z, 2, sizeof(Sums<A, kVector<T>>), stream,
         static_cast<const T*>(call.dy), static_cast<const T*>(call.dy2),
         static_cast<const T*>(call.x), static_cast<const T*>(call.y),
         static_cast<const uint8_t*>(call.mask), static_cast<const A*>(call.gamma),
         static_cast<const A*>(call.beta), static_cast<const A*>(call.mean),
         static_cast<const A*>(call.rstd), static_cast<T*>(call.dresidual),
         static_cast<T*>(call.out), static_cast<A*>(call.first), static_cast<A*>(call.second),
-        static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
+        static_cast<A>(call.alpha), static_cast<A*>(call.workspace), call.dy_stride,
+        call.dy2_stride, z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
-  const RelayWgradNormCall wide = folded<T>(call);
-  if (!is_whole<T>(wide.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out})) {
-    return finished(backward_by<T, false, act, mask, summed, Shape<grouped, true>>(wide, stream));
+  const RelayWgradNormCall wide = packs ? folded<T>(call) : side_by_side(call, 1);
+  using Whole = Shape<grouped, false>;
+  using Folded = Shape<grouped, true>;
+  if (!fits(wide)) {
+    return finished(backward_by<T, false, act, mask, summed, sliced, Folded>(wide, stream));
   }
   return finished(wide.fold > 1
-                      ? backward_by<T, true, act, mask, summed, Shape<grouped, true>>(wide, stream)
-                      : backward_by<T, true, act, mask, summed, Shape<grouped, false>>(wide, stream));
+                      ? backward_by<T, true, act, mask, summed, sliced, Folded>(wide, stream)
+                      : backward_by<T, true, act, mask, summed, sliced, Whole>(wide, stream));
 }
 
 }  // namespace

@@ -43,6 +43,8 @@ struct RelayWgradNormCall {
   const void *gate, *lift, *sums;
   void *squeezed, *new_sums;  // squeezed: or the gate's gradient
   int64_t fold;  // of kernels' own: rows that are side by side
+  // Of a backward call whose gradients are channels of other tensors: from a row to the next.
+  int64_t dy_stride, dy2_stride;
 };
 
 // What an object exports: 0, or a cudaError_t, negated.

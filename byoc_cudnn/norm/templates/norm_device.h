@@ -97,6 +97,23 @@ struct Place {
         channel(pack * vector), left(shape.channels - channel) {}
 };
 
+// Where a thread's channels of a tensor's rows are: the tensor's own, or, of a `sliced` one, neighbours
+// among a wider tensor's, whose rows are `stride` apart.
+template <bool sliced>
+struct Lanes {
+  int64_t apart, first;
+  template <typename S>
+  __device__ Lanes(const S& shape, const Place& at, int64_t stride)
+      : apart(shape.channels), first(at.channel) {
+    if constexpr (sliced) {
+      const int64_t side = at.channel / shape.real();  // among rows that are one here
+      apart = stride * shape.folds();
+      first = side * (stride - shape.real()) + at.channel;
+    }
+  }
+  __device__ int64_t at(int64_t row) const { return row * apart + first; }
+};
+
 // Values of one a channel, of a thread's channels; of those that are not there zeros.
 template <int V, typename A, typename S>
 __device__ inline void load_columns(A (&to)[V], const A* from, const Place& at, const S& shape) {

@@ -53,6 +53,11 @@ inline const Named& named(Slot slot) {
   TVM_FFI_UNREACHABLE();
 }
 
+// What a gradient is of another tensor: channels from the `first` on, of so many.
+struct Slice {
+  int64_t first, channels;
+};
+
 // What is known of a call when its code is generated; sizes come with the tensors.
 struct Norm {
   const char* words;
@@ -65,6 +70,7 @@ struct Norm {
   bool gated;              // around a gate: images have sums, but statistics are the batch's
   int pooled[8];  // taps, strides, padding (top, left, bottom, right) of a max pooling; or no taps
   std::vector<Slot> tensors;  // operands, then results
+  std::vector<Slice> slices;  // of dy and dy2; none where they are tensors of their own
 };
 
 // What is pooled, and its index: windows of x.
@@ -97,6 +103,22 @@ inline void expect_mask(const Norm& norm, const TensorView& t, const TensorView&
   if (t.numel() != bytes) {
     TVM_FFI_THROW(ValueError) << norm.words << ": mask must have a byte for each " << pack
                               << " channels of a row, " << bytes << " of them, got " << t.numel();
+  }
+}
+
+// Rows of other tensors' channels, among which x's size of them are.
+inline void expect_slice(const Norm& norm, const char* name, const Slice& slice, const TensorView& t,
+                         const TensorView& like) {
+  expect_dtype(norm.words, name, t, norm.element);
+  expect_on_device(norm.words, name, t, like);
+  const int last = like.ndim() - 1;
+  bool same = t.ndim() == like.ndim() && t.size(last) == slice.channels &&
+              slice.first + like.size(last) <= slice.channels;
+  for (int i = 0; same && i < last; ++i) same = t.size(i) == like.size(i);
+  if (!same) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": " << name << " must have the rows of x and "
+                              << slice.channels << " channels, of which x's " << like.size(last)
+                              << " begin at " << slice.first;
   }
 }
 
@@ -164,6 +186,11 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
   const Slot windows = backward ? &Tensors::dy : &Tensors::y;
   for (Slot slot : norm.tensors) {
     const bool another = pooled && slot == windows;
+    if (!norm.slices.empty() && (slot == &Tensors::dy || slot == &Tensors::dy2)) {
+      const size_t which = slot == &Tensors::dy2;
+      expect_slice(norm, named(slot).name, norm.slices.at(which), *(t.*slot), x);
+      continue;
+    }
     if (slot != &Tensors::mask && slot != &Tensors::new_mask && !another) {
       expect(norm, named(slot), *(t.*slot), x);
     }
@@ -205,6 +232,14 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     call.x = pointer_of(t.x);
     call.dy = pointer_of(t.dy);
     call.dy2 = pointer_of(t.dy2);
+    if (!norm.slices.empty()) {
+      const int64_t bytes = x.dtype().bits / 8;
+      const Slice &one = norm.slices.front(), &two = norm.slices.back();
+      call.dy = pointer_of(t.dy) + one.first * bytes;
+      call.dy_stride = one.channels;
+      if (t.dy2 != nullptr) call.dy2 = pointer_of(t.dy2) + two.first * bytes;
+      call.dy2_stride = two.channels;
+    }
     call.residual = pointer_of(t.residual);
     call.gamma = pointer_of(t.gamma);
     call.beta = pointer_of(t.beta);

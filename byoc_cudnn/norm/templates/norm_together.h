@@ -41,8 +41,13 @@ struct Together {
   };
   template <int V>
   __device__ int64_t offset(const Seat& at, int turn) const {
+    return offset<V>(at, turn, channels);
+  }
+  // Of a tensor whose rows are further apart.
+  template <int V>
+  __device__ int64_t offset(const Seat& at, int turn, int64_t stride) const {
     const int64_t row = int64_t{at.block} * range + at.row + turn * height();
-    return row * channels + (int64_t{at.tile} * width + at.lane) * V;
+    return row * stride + (int64_t{at.tile} * width + at.lane) * V;
   }
   // Rows of a thread; none where its channels are not there.
   template <int V>

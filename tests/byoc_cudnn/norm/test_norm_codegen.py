@@ -30,6 +30,7 @@ from relay_wgrad.ops.train_norm import LONGEST_ROW
 
 FORWARD = NormCall("f", "forward", "bfloat16", "relu", running=True)
 BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
+PLAIN = NormCall("b", "backward", "bfloat16", "relu")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,10 @@ BACKWARD = NormCall("b", "backward", "bfloat16", "relu", residual=True)
         (replace(BACKWARD, activation="silu"), "silu's gradient is not told by what is stored"),
         (replace(BACKWARD, running=True), "running statistics are updated forward"),
         (replace(FORWARD, bits=True), "bits are of relu, relu6, leaky_relu after a residual"),
+        (replace(FORWARD, slices=((0, 8),)), "gradients that are channels of other tensors are of"),
+        (replace(PLAIN, slices=((0, 8), (8, 16))), "channels of 2 tensors for 1"),
+        (replace(PLAIN, slices=((8, 8),)), "slices ((8, 8),): a first channel, and how many"),
+        (replace(PLAIN, summed=True), "summed gradients are of a backward call that writes"),
         (replace(FORWARD, summed=True), "summed gradients are of a backward call that writes"),
         (replace(FORWARD, second=True), "a second normalization is a residual, and what passes"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,56 @@ def test_forward_and_backward(
             limit = ROWS[dtype] if t[name].ndim > 1 else SUMS[dtype]
             error = np.linalg.norm(t.wide(name) - want[name])
             assert error <= limit * np.linalg.norm(want[name]), (one, name, error)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "activation", "shape", "groups", "slices"),
+    [
+        ("float16", "relu", (3, 40, 24), 0, ((8, 40), (0, 24))),  # rows side by side
+        ("float16", "relu", (400, 136), 0, ((16, 152),)),
+        ("bfloat16", "", (60, 104), 0, ((0, 208), (104, 208))),
+        ("float32", "silu", (2, 90, 16), 4, ((4, 24),)),
+        ("float16", "relu", (50, 26), 0, ((26, 104), (0, 26))),  # no whole packs
+        ("float64", "relu", (30, 5), 0, ((3, 9),)),
+    ],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_gradients_that_are_channels_of_others(
+    folder: Path, dtype: str, activation: str, shape: tuple[int, ...], groups: int,
+    slices: tuple[tuple[int, int], ...], together: bool,
+) -> None:  # fmt: skip
+    """As those of a copy, bit for bit where rows are as wide at once; the sum of two is rounded."""
+    grouped, width = groups > 0, shape[-1]
+    apart = Tensors(shape, dtype, groups=groups)
+    cuda_emulated.norm(
+        folder, forward := NormCall("f", "forward", dtype, activation, grouped=grouped),
+        apart.ready(forward), together,
+    )  # fmt: skip
+    names = ("dy", "dy2")[: len(slices)]
+    rng = np.random.default_rng(1)
+    wide = {
+        name: aligned(rng.standard_normal((*shape[:-1], n)).astype(DTYPES[dtype]))
+        for name, (_, n) in zip(names, slices, strict=True)
+    }
+    parts = [wide[name][..., i : i + width] for name, (i, _) in zip(names, slices, strict=True)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total.astype(apart.sums) + part.astype(apart.sums)).astype(DTYPES[dtype])
+    apart["dy"] = aligned(total)
+    back = NormCall("b", "backward", dtype, activation, grouped=grouped)
+    cuda_emulated.norm(folder, back, apart.ready(back), together)
+    sliced = Tensors(shape, dtype, groups=groups)
+    sliced |= {name: apart[name] for name in back.operands if name != "dy"} | wide
+    there = replace(back, slices=slices, summed=len(slices) > 1)
+    assert check(there)
+    cuda_emulated.norm(folder, there, sliced.ready(there), together)
+    whole = all(n * np.dtype(DTYPES[dtype]).itemsize % 16 == 0 for n in (width, *sum(slices, ())))
+    for name in back.results:
+        if whole:
+            assert np.array_equal(sliced[name].view(np.uint8), apart[name].view(np.uint8)), name
+        else:
+            error = np.linalg.norm(sliced.wide(name) - apart.wide(name))
+            assert error <= ROWS[dtype] * np.linalg.norm(apart.wide(name)), name
 
 
 @pytest.mark.longer

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from tvm import relax
 
+from byoc_cudnn import partition
+from byoc_cudnn.joins.lower import copies
 from relay_wgrad.display import short
 from relay_wgrad.facts import Lowered
 from relay_wgrad.frontend import from_onnx, from_torch
@@ -261,6 +263,37 @@ def test_what_compiling_took() -> None:
     wanted = re.findall(r'el\("([\w-]+)"\)', html)
     assert {"compiled-part", "compiled-text", "compiled"} <= set(wanted)
     assert set(wanted) <= set(re.findall(r'id="([\w-]+)"', html))
+
+
+def test_copies_along_channels() -> None:
+    """A join and the cut of its gradient; of what is left to TVM, beside channels that are moved,
+    the reason."""
+
+    class Shuffled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Conv2d(n, 8, 1) for n in (8, 8, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.cat([self.a(x), self.b(x)], 1)
+            z = self.c(y).reshape(2, 2, 4, 4, 4).transpose(1, 2).reshape(2, 8, 4, 4)
+            return torch.cat([z, x], 1).mean((2, 3))
+
+    graph = from_torch(Shuffled(), (torch.zeros(2, 8, 4, 4),))
+    module = converted(step_module(graph), "NHWC")
+    split, _ = partition(module, ("cudnn",))
+    found = copies(split[ADJOINT])
+    assert [(c.what, c.bytes, c.reason) for c in found] == [
+        ("join of 2 parts", 2 * 2 * 4 * 4 * 16 * 4, ""),
+        ("join", 2 * 2 * 4 * 4 * 16 * 4, "computed with what it is made of, or for"),
+        ("cut", 2 * 2 * 4 * 4 * 16 * 4, "along axis 1 of 4; kernels are for the last"),
+        ("cut", 2 * 2 * 4 * 4 * 16 * 4, ""),
+    ]
+    report = inspected(graph, module, copies=found)
+    assert [copy["name"] for copy in report.data["copies"]] == [copy.name for copy in found]
+    text = report.to_markdown()
+    assert "## Copies along channels, on a GPU" in text
+    assert f"| {found[1].name} | join | 0.0041 | {found[1].reason} |" in text
 
 
 def test_what_is_not_of_this_module() -> None:

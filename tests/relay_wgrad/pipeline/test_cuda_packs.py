@@ -17,6 +17,11 @@ from tests.support.partition_cases import module
 
 pytestmark = pytest.mark.usefixtures("registered")
 
+SM_90 = tvm.target.Target(
+    {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
+     "max_shared_memory_per_block": 49152, "thread_warp_size": 32}, host="llvm",
+)  # fmt: skip
+
 
 class OnTheHost(Packs):
     """The same loops, none of them bound to threads."""
@@ -49,7 +54,7 @@ def test_the_numbers(name: str) -> None:
     ("operands", "body"),
     [
         ({"x": (S, "float16")}, lambda e, x: e(op.permute_dims(x, [0, 3, 1, 2]))),
-        ({"x": ((2, 5, 6, 12), "float16")}, lambda e, x: e(op.negative(x))),  # no packs of 8
+        ({"x": ((2, 5, 6, 13), "float16")}, lambda e, x: e(op.negative(x))),  # no packs
         ({"x": (S, "float16")}, lambda e, x: e(op.concat([x, x], 3))),
         ({"x": (S, "float16")}, lambda e, x: e(op.strided_slice(x, [3], [4], [12]))),
         ({"x": (S, "float16")}, lambda e, x: e(op.nn.pad(x, (0, 0, 0, 0, 0, 0, 8, 0)))),
@@ -92,11 +97,16 @@ def test_parts_of_a_split() -> None:
 def test_the_source_has_accesses_of_16_bytes(dtype: str, word: str) -> None:
     """And none of what a kernel writes is read back."""
     mod = module({"x": (S, dtype), "y": (S, dtype)}, lambda e, x, y: e(op.add(e(op.exp(x)), y)))
-    target = tvm.target.Target(
-        {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
-         "max_shared_memory_per_block": 49152, "thread_warp_size": 32}, host="llvm",
-    )  # fmt: skip
-    source = cuda_source(tvm.compile(mod, target, relax_pipeline=cuda_pipeline()).mod)
+    source = cuda_source(tvm.compile(mod, SM_90, relax_pipeline=cuda_pipeline()).mod)
     assert source.count(f"*({word}*)(x_local_ptr + 0) = *({word}*)(x_ptr + ") == 1
     assert source.count(f"{word}*)") == 6
     assert read_back(source) == []
+
+
+def test_rows_of_18_halves_are_accesses_of_four_bytes() -> None:
+    shape = (2, 5, 6, 18)
+    mod = module(
+        {"x": (shape, "float16"), "y": (shape, "float16")}, lambda e, x, y: e(op.add(x, y))
+    )
+    source = cuda_source(tvm.compile(mod, SM_90, relax_pipeline=cuda_pipeline()).mod)
+    assert source.count("*(half2*)(x_local_ptr + 0) = *(half2*)(x_ptr + ") == 1

@@ -1,0 +1,79 @@
+"""`JoinsCall`: what a join computes, but for the number of rows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..decision import YES, Decision, no
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+PIECES, TERMS = 40, 96
+"""Of a call, at most: kRelayWgradPieces and kRelayWgradTerms of joins_call.h."""
+CHANNELS = 1 << 24
+"""Of a tensor, at most."""
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
+
+
+class Term(NamedTuple):
+    """Channels of an operand, from the `first` on."""
+
+    operand: int
+    first: int
+
+
+class Piece(NamedTuple):
+    """Neighbouring channels of a result: the sum of its terms, zeros where it has none."""
+
+    width: int
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class JoinsCall:
+    """One call that joins, cuts and adds tensors along their last axis.
+
+    Each operand and result has the same axes but the last, whose length is `channels`' for an
+    operand and the sum of its pieces' widths for a result.  The terms of a piece are added in
+    order, in the dtype of sums, and each sum is rounded as if it were stored: in half as PyTorch's
+    additions of two tensors, one after another.
+
+    symbol : of the function that computes it.
+    """
+
+    symbol: str
+    dtype: str
+    channels: tuple[int, ...]
+    results: tuple[tuple[Piece, ...], ...]
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Of all results."""
+        return tuple(piece for result in self.results for piece in result)
+
+
+def check(call: JoinsCall) -> Decision:
+    """Whether there is a kernel for a call, or why there is none."""
+    if call.dtype not in DTYPES:
+        return no(f"dtype {call.dtype!r}; there are {', '.join(map(repr, DTYPES))}")
+    if not _IDENTIFIER.fullmatch(call.symbol):
+        return no(f"symbol {call.symbol!r} is no identifier")
+    pieces = call.pieces
+    if not pieces or not all(call.results):
+        return no("a result without channels")
+    terms = sum(len(piece.terms) for piece in pieces)
+    if len(pieces) > PIECES or terms > TERMS:
+        return no(f"{len(pieces)} pieces of {terms} terms, at most {PIECES} of {TERMS}")
+    for piece in pieces:
+        if piece.width < 1:
+            return no(f"a piece of {piece.width} channels")
+        for operand, first in piece.terms:
+            if not 0 <= operand < len(call.channels):
+                return no(f"operand {operand} of {len(call.channels)}")
+            if first < 0 or first + piece.width > call.channels[operand]:
+                last = first + piece.width
+                return no(f"channels {first} to {last} of {call.channels[operand]}")
+    if max(*call.channels, *(sum(p.width for p in r) for r in call.results), 0) > CHANNELS:
+        return no(f"more than {CHANNELS} channels")
+    return YES
