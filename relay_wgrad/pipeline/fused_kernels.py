@@ -28,6 +28,7 @@ from .fold_constant import fold_constants
 from .identities import Identities
 from .ieee import opaque_zero
 from .kernel_order import Order
+from .overwrites import Overwrites
 from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes
@@ -51,6 +52,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         relax.transform.FuseOps(),
         SameSizes(),
         relax.transform.FuseTIR(),
+        Overwrites(),
         Order(),
     ]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tvm
@@ -24,6 +24,7 @@ from ..graph.rebuild import rebuilt, with_functions
 from ..graph.walk import Block, variables_of
 from ..ir import bytes_of, op_name
 from .aliases import Parts, all_of, parts_of
+from .overwrites import Pair, matched, overwrites_of
 
 _KERNELS = ("relax.call_tir", "relax.call_dps_packed")
 _VIEWS = ("relax.reshape",)  # another shape of the same memory, as the memory plan has it
@@ -31,11 +32,15 @@ _LEAST = 0.99
 
 
 class Step(NamedTuple):
-    """A binding: the steps that it needs, the tensors that it reads, and those that it makes."""
+    """A binding: the steps that it needs, the tensors that it reads, and those that it makes.
+
+    over : of what it makes, what it may write in the place of something that it reads.
+    """
 
     needs: frozenset[int]
     reads: frozenset[int]
     makes: tuple[int, ...]
+    over: tuple[Pair, ...] = ()
 
 
 @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.Order")
@@ -44,12 +49,14 @@ class Order:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module; blocks that have calls of other kinds are as they were."""
-        return with_functions(mod, lambda _, func: rebuilt(func, _ordered))
+        return with_functions(
+            mod, lambda _, func: rebuilt(func, lambda block: _ordered(block, mod))
+        )
 
 
-def _ordered(block: Block) -> list[relax.Binding] | None:
+def _ordered(block: Block, mod: tvm.IRModule) -> list[relax.Binding] | None:
     """A block's bindings in another order, if that is much better."""
-    found = _steps(block) if isinstance(block, relax.DataflowBlock) else None
+    found = _steps(block, mod) if isinstance(block, relax.DataflowBlock) else None
     if found is None:
         return None
     steps, sizes = found
@@ -117,15 +124,18 @@ def most_alive(steps: Sequence[Step], sizes: Sequence[int], order: Iterable[int]
     left = Counter(tensor for step in steps for tensor in step.reads)
     alive = most = 0
     for i in order:
-        alive += sum(sizes[tensor] for tensor in steps[i].makes)
-        most = max(most, alive)
         for tensor in steps[i].reads:
             left[tensor] -= 1
-        alive -= sum(sizes[t] for t in (*steps[i].reads, *steps[i].makes) if not left[t])
+        placed = matched(steps[i].over, lambda made, read: not left[read])
+        gone = placed.values()
+        alive += sum(sizes[tensor] for tensor in steps[i].makes if tensor not in placed)
+        most = max(most, alive)
+        alive -= sum(sizes[t] for t in steps[i].reads if not left[t] and t not in gone)
+        alive -= sum(sizes[t] for t in steps[i].makes if not left[t])
     return most
 
 
-def _steps(block: relax.DataflowBlock) -> tuple[list[Step], list[int]] | None:
+def _steps(block: relax.DataflowBlock, mod: tvm.IRModule) -> tuple[list[Step], list[int]] | None:
     """A block's steps and its tensors' sizes; None if it has other calls than those of kernels."""
     steps: list[Step] = []
     sizes: list[int] = []
@@ -146,12 +156,36 @@ def _steps(block: relax.DataflowBlock) -> tuple[list[Step], list[int]] | None:
         else:
             parts[binding.var] = parts_of(value, parts)
         made_by[binding.var] = i
-        steps.append(Step(needs, reads, tuple(range(first, len(sizes)))))
+        makes = tuple(range(first, len(sizes)))
+        over = _over(value, makes, parts, mod) if makes and reads else ()
+        steps.append(Step(needs, reads, makes, over))
     for binding in block.bindings:
         if not isinstance(binding.var, relax.DataflowVar):
             for tensor in all_of(parts[binding.var]):
                 sizes[tensor] = 0  # it outlives the block
-    return steps, sizes
+    return [_of_one_size(step, sizes) for step in steps], sizes
+
+
+def _over(
+    call: relax.Call, makes: Sequence[int], parts: Mapping[Any, Parts], mod: tvm.IRModule
+) -> tuple[Pair, ...]:
+    """What a kernel's call makes, and what it reads in the place of which that may be written."""
+    if not isinstance(call.args[1], relax.Tuple):
+        return ()
+    read = [all_of(parts_of(operand, parts)) for operand in call.args[1].fields]
+    times = Counter(tensor for tensors in read for tensor in tensors)
+    found = []
+    for result, operand in overwrites_of(mod, call.args[0]):
+        tensors = read[operand]
+        if len(tensors) == 1 and times[next(iter(tensors))] == 1:
+            found.append((makes[result - len(read)], *tensors))
+    return tuple(found)
+
+
+def _of_one_size(step: Step, sizes: Sequence[int]) -> Step:
+    """The step without those that do not fit, or that something outlives."""
+    fits = (pair for pair in step.over if sizes[pair[0]] == sizes[pair[1]] > 0)
+    return step._replace(over=tuple(fits))
 
 
 def _is_free(value: relax.Call | relax.If) -> bool:
