@@ -27,17 +27,20 @@ from .factored_sums import FactoredSums
 from .fold_constant import fold_constants
 from .identities import Identities
 from .ieee import opaque_zero
+from .joined import Joined
 from .kernel_order import Order
 from .overwrites import Overwrites
 from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes
 from .sizes_first import SizesFirst
+from .unread import Unread
 
 
 def fused_kernels() -> list[tvm.transform.Pass]:
     """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
     return [
+        Joined(),
         Identities(),
         FactoredSums(),
         legalize_ops(),
@@ -52,6 +55,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         relax.transform.FuseOps(),
         SameSizes(),
         relax.transform.FuseTIR(),
+        Unread(),
         Overwrites(),
         Order(),
     ]

@@ -3,11 +3,11 @@
 A gradient's graph has its kernels in an order that is right, but takes no heed of memory: of
 EfficientNet's all weight gradients come last, so that each layer's gradient waits for its own.
 Here a kernel whose result is smaller than the operands that nobody needs after it runs once these
-are there; all others stay in their order.  Values are the same, for a dataflow block's kernels
-write nothing but their results.
+are there, and so do the last two that need an operand; all others stay in their order.  Values are
+the same, for a dataflow block's kernels write nothing but their results.
 
-Where the most that is alive shrinks by less than a hundredth the order stays as it was, in which
-kernels that share operands are neighbours.
+Where the most that is alive shrinks by less than half a hundredth the order stays as it was, in
+which kernels that share operands are neighbours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .overwrites import Pair, matched, overwrites_of
 
 _KERNELS = ("relax.call_tir", "relax.call_dps_packed")
 _VIEWS = ("relax.reshape",)  # another shape of the same memory, as the memory plan has it
-_LEAST = 0.99
+_LEAST = 0.995
 
 
 class Step(NamedTuple):
@@ -82,20 +82,32 @@ def memory_saving_order(steps: Sequence[Step], sizes: Sequence[int]) -> list[int
     waits = [len(step.needs) for step in steps]
     gains = [-sum(sizes[tensor] for tensor in step.makes) for step in steps]
     order: list[int] = []
-    good: list[
-        tuple[int, int]
-    ] = []  # that can run: the gain, negative; an old one may be there too
+    # What can run: the gain, negative, and the steps; what is no longer so may be there too.
+    good: list[tuple[int, tuple[int, ...]]] = []
     done = [False] * len(steps)
 
     def offer(i: int) -> None:
         if not waits[i] and not done[i] and (gains[i] > 0 or not steps[i].makes):
-            heapq.heappush(good, (-gains[i], i))
+            heapq.heappush(good, (-gains[i], (i,)))
+
+    def offer_both(tensor: int) -> None:
+        """Its last two users, of which neither frees it alone."""
+        first, then = sorted(users[tensor], key=lambda i: (waits[i], i))
+        if waits[first] or waits[then] > (first in steps[then].needs):
+            return
+        both, reads = {first, then}, steps[first].reads | steps[then].reads
+        freed = sum(sizes[each] for each in reads if users[each] <= both)
+        gain = freed - sum(sizes[each] for i in both for each in steps[i].makes)
+        if gain > 0:
+            heapq.heappush(good, (-gain, (first, then)))
 
     def last_of(tensor: int) -> None:
         if len(users[tensor]) == 1:
             (user,) = users[tensor]
             gains[user] += sizes[tensor]
             offer(user)
+        elif len(users[tensor]) == 2 and sizes[tensor]:
+            offer_both(tensor)
 
     def run(i: int) -> None:
         order.append(i)
@@ -106,14 +118,18 @@ def memory_saving_order(steps: Sequence[Step], sizes: Sequence[int]) -> list[int
         for later in after[i]:
             waits[later] -= 1
             offer(later)
+            for tensor in () if waits[later] else steps[later].reads:
+                if len(users[tensor]) == 2 and sizes[tensor]:
+                    offer_both(tensor)
 
     for tensor in range(len(sizes)):
         last_of(tensor)
     for i in range(len(steps)):
         while good:
             _, best = heapq.heappop(good)
-            if not done[best]:
-                run(best)
+            if not any(done[each] for each in best):
+                for each in best:
+                    run(each)
         if not done[i]:
             run(i)
     return order
