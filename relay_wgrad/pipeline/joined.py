@@ -20,10 +20,12 @@ from ..graph.rebuild import normal, rebuilt, substitute, with_functions
 from ..graph.walk import Block, variables_of
 from ..ir import bytes_of, op_name, tensor_bytes
 from .aliases import Parts, all_of, parts_of
+from .storages import is_static
 
 _VIEWS = ("relax.reshape",)
 # What takes an operand for its sizes: the last one.
 _FOR_SIZES = ("relax.grad.avg_pool2d_backward",)
+_PACK = 16
 _LEAST, _NEAR = 0.01, 0.8  # of the most that is alive
 
 
@@ -82,13 +84,16 @@ def _parts(bindings: list[Any], names: list[str], tensors: _Alive) -> list[Part]
             continue
         var, given = bindings[i].var, bindings[i].value.args[0]
         fields = list(given.fields) if isinstance(given, relax.Tuple) else []
-        lengths = [_lengths(field) for field in fields]
-        if not isinstance(var, relax.DataflowVar) or not uses.get(var) or None in lengths:
+        known = [_lengths(field) for field in fields]
+        lengths = [length for length in known if length is not None]
+        if not isinstance(var, relax.DataflowVar) or not uses.get(var) or None in known:
             continue
         axis = int(bindings[i].value.attrs.axis) % len(var.ty.shape.values)
         end, first = uses[var][-1], 0
         for field, length in zip(fields, lengths, strict=True):
             own = isinstance(field, relax.DataflowVar) and field not in seen
+            if axis + 1 == len(length):  # else its readers would not read 16 bytes at once
+                own &= first * _element(field) % _PACK == 0
             if own and uses[field][-1] > end and tensors.is_only_its_own(field, end):
                 before = max(use for use in uses[field] if use <= end)
                 found.append(Part(field, var, axis, first, before, end))
@@ -99,9 +104,13 @@ def _parts(bindings: list[Any], names: list[str], tensors: _Alive) -> list[Part]
 
 def _lengths(expr: Any) -> list[int] | None:
     shape = expr.ty.shape if isinstance(expr, relax.Var) else None
-    values = list(shape.values) if isinstance(shape, relax.ShapeExpr) else [None]
-    known = all(isinstance(value, tvm.tirx.IntImm) for value in values)
-    return [int(value) for value in values] if known else None
+    if not isinstance(shape, relax.ShapeExpr) or not is_static(shape):
+        return None
+    return [int(value) for value in shape.values]
+
+
+def _element(var: relax.Var) -> int:
+    return int(tvm.DataType(str(var.ty.dtype)).itemsize)
 
 
 class _Alive:
@@ -114,7 +123,11 @@ class _Alive:
         self.steps = len(bindings)
         self.uses: dict[Any, list[int]] = {}
         self.names: dict[int, list[Any]] = {}
-        self.for_sizes = {i for i, b in enumerate(bindings) if op_name(b.value) in _FOR_SIZES}
+        # What only names a tensor has users of its own.
+        self.reads_none = {
+            i for i, b in enumerate(bindings)
+            if op_name(b.value) in (*_FOR_SIZES, *_VIEWS) or not isinstance(b.value, relax.Call)
+        }  # fmt: skip
         for i, binding in enumerate(bindings):
             value = binding.value
             for var in set(variables_of(value)):
@@ -152,7 +165,7 @@ class _Alive:
         (tensor,) = tensors
         others = (name for name in self.names[tensor] if not name.same_as(var))
         late = {use for name in others for use in self.uses.get(name, ()) if use > end}
-        return self.sizes[tensor] > 0 and late <= self.for_sizes
+        return self.sizes[tensor] > 0 and late <= self.reads_none
 
     def shorten(self, part: Part) -> None:
         """Ends an operand where it is no longer needed; from its joined tensor's end on there is

@@ -193,8 +193,9 @@ def _over(
     found = []
     for result, operand in overwrites_of(mod, call.args[0]):
         tensors = read[operand]
-        if len(tensors) == 1 and times[next(iter(tensors))] == 1:
-            found.append((makes[result - len(read)], *tensors))
+        tensor = next(iter(tensors), -1)
+        if len(tensors) == 1 and times[tensor] == 1:
+            found.append((makes[result - len(read)], tensor))
     return tuple(found)
 
 

@@ -36,10 +36,17 @@ _POINTERS = (
 
 @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.Overwrites")
 class Overwrites:
-    """Marks kernels that are called; to run once they are fused and before they are scheduled."""
+    """Marks kernels that are called; to run once they are fused and before they are scheduled.
+
+    None for a device: TVM tells its compiler that their buffers never overlap, whatever the kernel
+    says.  In the steps of networks tried, no plan for a GPU gained by them.
+    """
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with the attribute on each kernel that may write over an operand."""
+        target = tvm.target.Target.current(allow_none=True)
+        if target is not None and str(target.kind.name) != "llvm":
+            return mod
         called = {
             binding.value.args[0]
             for _, func in functions_in(mod)
