@@ -78,6 +78,16 @@ def test_a_finished_kernel_is_not_looked_at() -> None:
     assert of_kernel(made.with_attr(keys.SCHEDULED, True)) == []
 
 
+def test_a_device_compiler_is_promised_that_nothing_overlaps() -> None:
+    mod = relax.transform.LegalizeOps()(function(chain))
+    marked = []
+    for target in ("llvm", {"kind": "cuda", "arch": "sm_90"}):
+        with tvm.target.Target(target):
+            found = overwrites.Overwrites()(mod).functions_items()
+        marked.append(any(f.attrs and keys.OVERWRITES in f.attrs for _, f in found))
+    assert marked == [True, False]
+
+
 def test_symbols_are_the_modules() -> None:
     mod = with_symbols(with_symbols(tvm.IRModule({}), {"a": [(2, 0)], "b": []}), {"c": [(3, 1)]})
     found = [overwrites_of(mod, relax.ExternFunc(name)) for name in "abc"]

@@ -9,9 +9,13 @@ import pytest
 import torch
 import tvm
 
+import byoc_cudnn
 from relay_wgrad.frontend import from_torch
-from relay_wgrad.pipeline import cpu, fused_kernels
+from relay_wgrad.pipeline import arena, cpu, fused_kernels, kernel_order
+from relay_wgrad.pipeline.arena import NAME, Arena, lifetimes
 from relay_wgrad.pipeline.cpu import cpu_pipeline
+from relay_wgrad.pipeline.cuda import cuda_pipeline
+from relay_wgrad.pipeline.overwrites import overwrites_of
 from relay_wgrad.training.compiled import planned_memory
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.compiled import virtual_machine
@@ -56,3 +60,60 @@ def test_bits_stay_and_memory_shrinks(
         planned.append(plan.bytes[ADJOINT])
     assert all(map(np.array_equal, *found))
     assert planned[0] < planned[1]
+
+
+class PlannedError(Exception):
+    """Enough is known."""
+
+
+def gpu_plan(mod: tvm.IRModule) -> tvm.IRModule:
+    """The step as `Arena` gets it, compiled for an H200 that is not there."""
+    found: list[tvm.IRModule] = []
+
+    @tvm.instrument.pass_instrument
+    class Watch:
+        def run_before_pass(self, mod: tvm.IRModule, info: Any) -> None:
+            if str(info.name) == NAME:
+                found.append(mod)
+                raise PlannedError
+
+    target = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
+              "max_shared_memory_per_block": 49152, "thread_warp_size": 32}  # fmt: skip
+    # TVM raises an instrument's error as one of its own.
+    stopped = pytest.raises((PlannedError, RuntimeError))
+    with tvm.transform.PassContext(instruments=[Watch()]), stopped:
+        byoc_cudnn.build(mod, target, pipeline=cuda_pipeline(keep_memory=True), direct=True)
+    return found[0]
+
+
+def test_a_gpu_writes_gradients_of_norms_in_place(
+    registered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    network = VolumeUNet(instance=True, widths=(32, 64))
+    graph = from_torch(network.train(), (torch.zeros(2, 1, 32, 32, 32),))
+    step = step_module(graph, dtype="bfloat16", wide_weight_gradients=False, raise_norms=True)
+    mod, _ = byoc_cudnn.partition(converted(step, "NHWC", blocks=True), ("cudnn",))
+    plans = [gpu_plan(mod)]
+    for room in (arena, kernel_order):
+        monkeypatch.setattr(room, "overwrites_of", lambda mod, callee: [])
+    plans.append(gpu_plan(mod))
+    monkeypatch.undo()
+    names = []
+    for tensor in lifetimes(plans[0][ADJOINT], plans[0]):
+        if tensor.over is not None:
+            assert overwrites_of(plans[0], tensor.kernel)
+            names.append(str(tensor.kernel.global_symbol))
+    assert len(names) == 6  # of each normalization's two tensors one ends at its gradient
+    assert all(name.startswith("relay_wgrad_norm") for name in names)
+    sizes = []
+    for plan in plans:
+        with planned_memory() as planned:
+            monkeypatch.setattr(arena, "overwrites_of", overwrites_of if not sizes else _none)
+            Arena()(plan)
+        sizes.append(planned.bytes[ADJOINT])
+    assert sizes[0] < 0.95 * sizes[1]
+
+
+def _none(mod: Any, callee: Any) -> list[Any]:
+    return []
