@@ -29,6 +29,7 @@ from .identities import Identities
 from .ieee import opaque_zero
 from .joined import Joined
 from .kernel_order import Order
+from .one_result import OneResult
 from .overwrites import Overwrites
 from .products import cpu_products
 from .recompute import Recompute
@@ -55,6 +56,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         relax.transform.FuseOps(),
         SameSizes(),
         relax.transform.FuseTIR(),
+        OneResult(),
         Unread(),
         Overwrites(),
         Order(),

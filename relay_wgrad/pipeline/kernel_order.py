@@ -3,8 +3,10 @@
 A gradient's graph has its kernels in an order that is right, but takes no heed of memory: of
 EfficientNet's all weight gradients come last, so that each layer's gradient waits for its own.
 Here a kernel whose result is smaller than the operands that nobody needs after it runs once these
-are there, and so do the last two that need an operand; all others stay in their order.  Values are
-the same, for a dataflow block's kernels write nothing but their results.
+are there, and so do the last two that need an operand; all others stay in their order.  Then those
+wait with which more would be alive than in any other place, as long as less memory will do
+(`order_within`).  Values are the same, for a dataflow block's kernels write nothing but their
+results.
 
 Where the most that is alive shrinks by less than half a hundredth the order stays as it was, in
 which kernels that share operands are neighbours.
@@ -28,7 +30,7 @@ from .overwrites import Pair, matched, overwrites_of
 
 _KERNELS = ("relax.call_tir", "relax.call_dps_packed")
 _VIEWS = ("relax.reshape",)  # another shape of the same memory, as the memory plan has it
-_LEAST = 0.995
+_LEAST, _LESS = 0.995, 0.97
 
 
 class Step(NamedTuple):
@@ -61,7 +63,10 @@ def _ordered(block: Block, mod: tvm.IRModule) -> list[relax.Binding] | None:
         return None
     steps, sizes = found
     order = memory_saving_order(steps, sizes)
-    if most_alive(steps, sizes, order) > _LEAST * most_alive(steps, sizes, range(len(steps))):
+    most = most_alive(steps, sizes, order)
+    while most and (other := order_within(steps, sizes, order, int(_LESS * most))):
+        order, most = other, most_alive(steps, sizes, other)
+    if most > _LEAST * most_alive(steps, sizes, range(len(steps))):
         return None
     bindings = list(block.bindings)
     return [bindings[i] for i in order]
@@ -135,20 +140,65 @@ def memory_saving_order(steps: Sequence[Step], sizes: Sequence[int]) -> list[int
     return order
 
 
+class _Alive:
+    """Bytes that are alive while steps run one after another."""
+
+    def __init__(self, steps: Sequence[Step], sizes: Sequence[int]) -> None:
+        self.steps, self.sizes, self.now = steps, sizes, 0
+        self.left = Counter(tensor for step in steps for tensor in step.reads)
+
+    def _placed(self, i: int) -> dict[int, int]:
+        return matched(self.steps[i].over, lambda made, read: self.left[read] == 1)
+
+    def within(self, i: int) -> int:
+        """How many are, while a step runs."""
+        placed = self._placed(i) if self.steps[i].over else {}
+        return self.now + sum(self.sizes[t] for t in self.steps[i].makes if t not in placed)
+
+    def run(self, i: int) -> int:
+        """Runs a step: how many were."""
+        step, gone, most = self.steps[i], self._placed(i).values(), self.within(i)
+        dead = [t for t in step.reads if self.left[t] == 1 and t not in gone]
+        dead += [t for t in step.makes if not self.left[t]]
+        self.now = most - sum(self.sizes[tensor] for tensor in dead)
+        self.left.subtract(step.reads)
+        return most
+
+
+def order_within(
+    steps: Sequence[Step], sizes: Sequence[int], order: Sequence[int], limit: int
+) -> list[int] | None:
+    """An order that is right, in which steps wait that would make more than a limit of bytes
+    alive, until they do not; None where none is left that does not."""
+    memory, found, waiting = _Alive(steps, sizes), list[int](), list[int]()
+    waits = [len(step.needs) for step in steps]
+    after: list[list[int]] = [[] for _ in steps]
+    for i, step in enumerate(steps):
+        for needed in step.needs:
+            after[needed].append(i)
+
+    def taken(i: int) -> bool:
+        if waits[i] or (steps[i].makes and memory.within(i) > limit):
+            return False
+        memory.run(i)
+        found.append(i)
+        for later in after[i]:
+            waits[later] -= 1
+        return True
+
+    for i in order:
+        if not taken(i):
+            waiting.append(i)
+            continue
+        while waiting and (one := next(filter(taken, waiting), None)) is not None:
+            waiting.remove(one)
+    return None if waiting else found
+
+
 def most_alive(steps: Sequence[Step], sizes: Sequence[int], order: Iterable[int]) -> int:
     """Bytes alive at once at most, in an order of the steps."""
-    left = Counter(tensor for step in steps for tensor in step.reads)
-    alive = most = 0
-    for i in order:
-        for tensor in steps[i].reads:
-            left[tensor] -= 1
-        placed = matched(steps[i].over, lambda made, read: not left[read])
-        gone = placed.values()
-        alive += sum(sizes[tensor] for tensor in steps[i].makes if tensor not in placed)
-        most = max(most, alive)
-        alive -= sum(sizes[t] for t in steps[i].reads if not left[t] and t not in gone)
-        alive -= sum(sizes[t] for t in steps[i].makes if not left[t])
-    return most
+    memory = _Alive(steps, sizes)
+    return max(map(memory.run, order), default=0)
 
 
 def _steps(block: relax.DataflowBlock, mod: tvm.IRModule) -> tuple[list[Step], list[int]] | None:
