@@ -32,3 +32,6 @@ RELAY_OPTIONS = "relay_wgrad_options"
 UPDATE = "relay_wgrad.update"
 # A kernel that does nothing but check a size.
 CHECK = "relay_wgrad.check"
+# A kernel: the results that may be written in the place of an operand; a module: those of functions
+# by their symbols (`relay_wgrad.pipeline.overwrites`).
+OVERWRITES = "relay_wgrad.overwrites"

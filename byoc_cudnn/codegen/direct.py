@@ -47,6 +47,10 @@ _HEAD = """\
 """
 
 
+def _nothing(call: Any) -> Sequence[tuple[int, int]]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Family:
     """Calls of a kind.
@@ -57,6 +61,8 @@ class Family:
     row, kernel_type : C++ types of a row and of a kernel.
     check : whether there is a kernel for a call.
     row_of, kernel_of : the row's initializer, and the name of the kernel that serves a call.
+    overwrites_of : of a call the results that may be written in the place of an operand, both as
+        places among its arguments, the operands first (`relay_wgrad.pipeline.overwrites`).
     body_of : the kernel's own text, after `device_packs.h`.  Raises ValueError for another name.
     """
 
@@ -68,6 +74,7 @@ class Family:
     row_of: Callable[[Any], str]
     kernel_of: Callable[[Any], str]
     body_of: Callable[[str], str]
+    overwrites_of: Callable[[Any], Sequence[tuple[int, int]]] = _nothing
 
     @property
     def codegen(self) -> str:

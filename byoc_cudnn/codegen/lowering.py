@@ -18,6 +18,7 @@ from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import normal, rebuilt, substitute, variable_of
 from relay_wgrad.graph.walk import Block, functions_in, variables_of
 from relay_wgrad.ir import is_closed, op_name
+from relay_wgrad.pipeline.overwrites import with_symbols
 from relay_wgrad.relation import as_size
 
 from .direct import Family
@@ -124,6 +125,7 @@ def with_source(mod: tvm.IRModule, symbols: Symbols, arch: int) -> tvm.IRModule:
     source = symbols.family.generate(calls, arch)
     exported = [*(call.symbol for call in calls), symbols.family.plans]
     module = get_global_func("runtime.CSourceModuleCreate")(source, "cc", exported, [])
+    mod = with_symbols(mod, {call.symbol: symbols.family.overwrites_of(call) for call in calls})
     present = mod.attrs[_EXTERNAL] if mod.attrs and _EXTERNAL in mod.attrs else []
     return mod.with_attr(_EXTERNAL, [*present, module])
 

@@ -152,6 +152,29 @@ class NormCall:
             return self._both("dx", "dgamma", "dbeta")
         return ("dx", "dgamma", "dbeta", *(("dresidual",) if self.stored else ()))
 
+    @property
+    def overwrites(self) -> tuple[tuple[str, str], ...]:
+        """Results and operands in whose places they may be written, the best choice first.
+
+        Rows of x and of what has its size: a thread reads of them what it writes, and in the last
+        pass that reads it; windows of `pooled` are several threads', and `slices` have other rows.
+        Where a gradient is `stored` the second pass reads x and the residual's gradient, which the
+        first one wrote.
+        """
+        rows = ("residual", "x", "x2", "dy", "dy2", "y")
+        given = [name for name in rows if name in self.operands]
+        if self.pooled or self.direction in ("squeeze", "gate_sums"):
+            return ()
+        if self.forward or self.direction == "excite":
+            return tuple(("y", name) for name in given)
+        if self.second:
+            return tuple((f"dx{end}", name) for end in ("", "2") for name in (f"x{end}", *given))
+        if not self.stored:
+            return (("dx", "x"),) if self.slices else (("dx", "dy"), ("dx", "x"))
+        early = tuple(name for name in given if name != "x")
+        first = tuple(("dresidual", name) for name in early)
+        return (*first, ("dx", "x"), *(("dx", name) for name in early))
+
     def _both(self, *names: str) -> tuple[str, ...]:
         return (*names, *(f"{name}2" for name in names if self.second))
 

@@ -156,7 +156,12 @@ def _row(call: NormCall) -> str:
     )
 
 
+def _overwrites(call: NormCall) -> list[tuple[int, int]]:
+    places = {name: place for place, name in enumerate((*call.operands, *call.results))}
+    return [(places[result], places[operand]) for result, operand in call.overwrites]
+
+
 NORMS = Family(
     "norm", "Normalization in training", "Norm", "RelayWgradNormKernel", check, _row,
-    kernel_of, _body,
+    kernel_of, _body, _overwrites,
 )  # fmt: skip

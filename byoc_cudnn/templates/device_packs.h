@@ -53,6 +53,19 @@ __device__ inline void load(Pack<T, V>& pack, const T* at, int64_t left) {
   }
 }
 
+// The same of memory that this thread may write later (`overwrites` of a call): not on the way for what
+// nobody writes while the kernel runs, so its pointer is not __restrict__ either.
+template <bool whole, typename T, int V>
+__device__ inline void load_own(Pack<T, V>& pack, const T* at, int64_t left) {
+  if constexpr (whole) {
+    static_assert(sizeof(Pack<T, V>) == 16);
+    const uint4 bits = *reinterpret_cast<const uint4*>(at);
+    memcpy(&pack, &bits, sizeof(bits));
+  } else {
+    load<false>(pack, at, left);
+  }
+}
+
 template <bool whole, typename T, int V>
 __device__ inline void store(T* at, const Pack<T, V>& pack, int64_t left) {
   if constexpr (whole) {

@@ -7,11 +7,15 @@ step took 9.1 GiB so where at most 7.6 are alive at once.  Here each tensor has 
 
 TVM's kernels take no tensor that begins at an offset, so each becomes one whose data pointer is
 moved, which the virtual machine can do on CPUs and CUDA (`vm.builtin.ensure_zero_offset`).
+
+A result is written in the place of an operand where the kernel may (`overwrites`) and nobody reads
+the operand after it: both are one tensor of the plan then.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +23,12 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from .. import keys
 from ..graph.rebuild import rebuilt, with_first, with_functions, with_type
 from ..graph.walk import bindings_of, result_of, variables_of
 from ..ir import op_name
 from .aliases import Parts, all_of, parts_of
+from .overwrites import matched, overwrites_of
 from .packing import Lifetime, packed
 from .storages import MOVED, TENSOR, KeepStorages, LetGo, is_static, static_bytes
 
@@ -54,41 +60,62 @@ class Arena:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with one storage for each device of a function, where that is smaller."""
-        return with_functions(mod, lambda _, func: packed_function(func))
+        written: set[Any] = set()
+        out = with_functions(mod, lambda _, func: packed_function(func, mod, written))
+        for kernel in written:
+            out[kernel] = out[kernel].with_attr(keys.NO_ALIAS, False)
+        return out
 
 
-@dataclass
+@dataclass(eq=False)
 class Planned:
-    """A tensor of a static storage: its binding, its storage, bytes, and steps of its life."""
+    """A tensor of a static storage: its binding, its storage, bytes, and steps of its life.
+
+    device : its number.
+    used : the step that first mentions it.
+    over : in whose place it is written, by the call of `kernel`.
+    """
 
     binding: relax.VarBinding
     storage: relax.Var
+    device: int
     size: int
     first: int
     last: int
+    used: int = -1
+    over: Planned | None = None
+    kernel: Any = None
 
 
-def lifetimes(func: relax.Function) -> list[Planned]:
+def lifetimes(func: relax.Function, mod: tvm.IRModule | None = None) -> list[Planned]:
     """The tensors that a function's static plan places, in their order; a step is a binding.
 
     Empty for a function with branches.
+
+    mod : whose kernels may write results in the place of operands; None: none does.
     """
     bindings = bindings_of(func)
     if any(isinstance(b.value, relax.If) for b in bindings):
         return []
     sizes: dict[Any, int] = {}
+    devices: dict[Any, int] = {}
     found: list[Planned] = []
     parts: dict[Any, Parts] = {}
+    calls: list[tuple[int, relax.Call, list[frozenset[int]]]] = []
     for step, binding in enumerate(bindings):
         value = binding.value
         for i in all_of(parts_of(value, parts)):
             found[i].last = step
+            found[i].used = step if found[i].used < 0 else found[i].used
+        if mod is not None and isinstance(value, relax.Call):
+            calls.append((step, value, [all_of(parts_of(arg, parts)) for arg in value.args]))
         if (size := _packable(value)) is not None:
-            sizes[binding.var] = size
+            sizes[binding.var], devices[binding.var] = size, int(value.args[1])
         elif op_name(value) == TENSOR and value.args[0] in sizes:
             parts[binding.var] = frozenset([len(found)])
             size = _bytes(value) or sizes[value.args[0]]
-            found.append(Planned(binding, value.args[0], size, step, step))
+            storage = value.args[0]
+            found.append(Planned(binding, storage, devices[storage], size, step, step))
         else:
             parts[binding.var] = parts_of(value, parts)
             used = set(variables_of(value)) & sizes.keys()
@@ -96,34 +123,97 @@ def lifetimes(func: relax.Function) -> list[Planned]:
                 del sizes[storage]
     stay = {found[i].storage for i in all_of(parts_of(result_of(func.body), parts))}
     stay |= {t.storage for t in found} - sizes.keys()
+    for step, call, given in calls:
+        _place(step, call, given, found, stay, mod)
     return [t for t in found if t.storage not in stay]
 
 
-def packed_function(func: relax.Function) -> relax.Function:
-    """The function with its static storages as one for each device, or as it was."""
-    tensors = lifetimes(func)
+def _place(
+    step: int,
+    call: relax.Call,
+    given: list[frozenset[int]],
+    found: list[Planned],
+    stay: set[Any],
+    mod: tvm.IRModule | None,
+) -> None:
+    """Says of a kernel's results which are written in the place of an operand.
+
+    The operand's last use is this call, which reads it once; the result's first one is too; and
+    both are places of one size.
+
+    given : of each argument the tensors that it may be.
+    """
+    pairs = overwrites_of(mod, call.op) if mod is not None else []
+    times = Counter(i for tensors in given for i in tensors)
+
+    def one(place: int) -> Planned | None:
+        if len(given[place]) != 1:
+            return None
+        (i,) = given[place]
+        return found[i] if times[i] == 1 and found[i].storage not in stay else None
+
+    def may(result: int, operand: int) -> bool:
+        made, read = one(result), one(operand)
+        return (
+            made is not None
+            and read is not None
+            and made.used == read.last == step
+            and made.size == read.size
+            and made.device == read.device
+        )
+
+    for result, operand in matched(pairs, may).items():
+        made = one(result)
+        assert made is not None
+        made.over, made.kernel = one(operand), call.op
+
+
+def packed_function(func: relax.Function, mod: tvm.IRModule, written: set[Any]) -> relax.Function:
+    """The function with its static storages as one for each device, or as it was.
+
+    written : where kernels of the module are added that write in the place of an operand now.
+    """
+    tensors = lifetimes(func, mod)
     calls = {b.var: b.value for b in bindings_of(func)}
     groups: dict[int, list[Planned]] = {}
     for tensor in tensors:
-        groups.setdefault(int(calls[tensor.storage].args[1]), []).append(tensor)
+        groups.setdefault(tensor.device, []).append(tensor)
     arenas: list[relax.VarBinding] = []
     rows: dict[Any, list[relax.VarBinding]] = {}
     for device, group in groups.items():
-        places = packed([Lifetime(t.size, t.first, t.last) for t in group])
+        lives, of_each = places_of(group)
+        places = packed(lives)
         storages = list(dict.fromkeys(t.storage for t in group))
         if places.size >= sum(static_bytes(calls[s]) or 0 for s in storages):
             continue
         arena = _arena(places.size, device)
         arenas.append(arena)
         rows |= {storage: [] for storage in storages}
-        for tensor, offset in zip(group, places.offsets, strict=True):
+        for tensor, place in zip(group, of_each, strict=True):
+            offset = places.offsets[place]
             rows[tensor.binding.var] = _placed(tensor.binding, arena.var, offset)
+        kernels = (tensor.kernel for tensor in group)
+        written |= {kernel for kernel in kernels if isinstance(kernel, tvm.ir.GlobalVar)}
     if not arenas:
         return func
     placed = rebuilt(
         func, lambda block: [row for b in block.bindings for row in rows.get(b.var, [b])]
     )
     return with_first(placed, arenas)
+
+
+def places_of(tensors: Sequence[Planned]) -> tuple[list[Lifetime], list[int]]:
+    """(the lives of places, the place of each tensor): one for those written over each other."""
+    lives: list[Lifetime] = []
+    place: dict[Planned, int] = {}
+    for tensor in tensors:
+        if tensor.over is None:
+            place[tensor] = len(lives)
+            lives.append(Lifetime(tensor.size, tensor.first, tensor.last))
+        else:
+            place[tensor] = at = place[tensor.over]
+            lives[at] = lives[at]._replace(last=max(lives[at].last, tensor.last))
+    return lives, list(place.values())
 
 
 def _arena(size: int, device: int) -> relax.VarBinding:

@@ -27,16 +27,21 @@ from .factored_sums import FactoredSums
 from .fold_constant import fold_constants
 from .identities import Identities
 from .ieee import opaque_zero
+from .joined import Joined
 from .kernel_order import Order
+from .one_result import OneResult
+from .overwrites import Overwrites
 from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes
 from .sizes_first import SizesFirst
+from .unread import Unread
 
 
 def fused_kernels() -> list[tvm.transform.Pass]:
     """What takes the place of upstream's `legalize_passes`, with recomputing (`recompute`)."""
     return [
+        Joined(),
         Identities(),
         FactoredSums(),
         legalize_ops(),
@@ -51,6 +56,9 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         relax.transform.FuseOps(),
         SameSizes(),
         relax.transform.FuseTIR(),
+        OneResult(),
+        Unread(),
+        Overwrites(),
         Order(),
     ]
 

@@ -7,6 +7,7 @@ the first call of a function takes and makes them, and they live as long as its 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tvm
@@ -107,7 +108,12 @@ def is_moved(value: Any) -> bool:
 
 def is_static(shape: Any) -> bool:
     """Whether all lengths are known."""
-    return all(isinstance(length, tvm.tirx.IntImm) for length in shape.values)
+    return lengths_are_known(shape.values)
+
+
+def lengths_are_known(lengths: Iterable[Any]) -> bool:
+    """Whether each is a number."""
+    return all(isinstance(length, tvm.tirx.IntImm) for length in lengths)
 
 
 def static_bytes(value: Any) -> int | None:

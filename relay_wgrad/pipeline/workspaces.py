@@ -36,7 +36,7 @@ class Workspaces:
         """The module with kernels and their calls changed."""
         functions = dict(mod.functions_items())
         wanted: dict[Any, tuple[Any, list[Any]]] = {}
-        for var, place in _places(mod).items():
+        for var, place in places_of_results(mod).items():
             made, found = with_workspaces(mod[var], place)
             if found:
                 new = with_type(tvm.ir.GlobalVar(var.name_hint), made.ty)
@@ -51,7 +51,7 @@ class Workspaces:
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _places(mod: tvm.IRModule) -> dict[Any, int]:
+def places_of_results(mod: tvm.IRModule) -> dict[Any, int]:
     """Of kernels that are only called with results: parameters that are operands and results."""
     found: dict[Any, int] = {}
     others: set[Any] = set()

@@ -38,7 +38,7 @@ def check(line: str) -> str | None:
     for given in (module, fused):
         before = planned(given)
         after = Arena()(before)
-        (flat,), (joined, picked, _) = Machine(after["main"]).results
+        (flat,), (joined, picked, _) = Machine(after["main"], after).results
         if not (flat[1] and joined[1] and picked[1]):
             return "a result lies in the function's memory"
         sizes = [sum(storages(mod["main"])) for mod in (before, after)]

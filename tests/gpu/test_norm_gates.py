@@ -18,7 +18,7 @@ from tests.support.gate_cases import (
     taken,
     through,
 )  # fmt: skip
-from tests.support.gpu.norm_runner import ROWS, SUMS, load
+from tests.support.gpu.norm_runner import ROWS, SUMS, load, other_bits_in_place
 
 pytestmark = pytest.mark.gpu
 
@@ -89,6 +89,16 @@ def wrong(t: dict[str, torch.Tensor], dtype: str, activation: str, last: str) ->
         if not error <= 2 * limit * scale:
             lines.append(f"{tuple(t['x'].shape)} {name}: {error / scale:.2e}")
     return lines
+
+
+@pytest.mark.parametrize(("dtype", "activation", "residual", "last"), EVERY)
+def test_in_the_place_of_an_operand_the_same_bits(
+    functions: Any, dtype: str, activation: str, residual: bool, last: str
+) -> None:
+    for shape in ((64, 28, 28, 512), (3, 9, 5, 13), (2, 7, 7, 40)):
+        t = run(functions, dtype, shape, activation, residual, last)
+        for call in calls(dtype, activation, residual, last):
+            assert not other_bits_in_place(functions, call, t)
 
 
 @pytest.mark.parametrize(("dtype", "activation", "residual", "last"), EVERY)

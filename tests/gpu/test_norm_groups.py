@@ -9,7 +9,7 @@ import torch
 
 from byoc_cudnn.norm import check, workspace_bytes
 from tests.support.gpu.group_norm_runner import DTYPES, call_of, run, wrong
-from tests.support.gpu.norm_runner import load
+from tests.support.gpu.norm_runner import load, other_bits_in_place
 from tests.support.norm_groups import CALLS
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +68,20 @@ def test_twice_the_same_bits_and_with_a_small_workspace(functions: Any, dtype: s
             block = torch.empty(least, device="cuda", dtype=torch.uint8)
             small = run(functions, shape, dtype, groups, activation, how, block)
             assert not wrong(small, dtype, groups, activation)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_the_place_of_an_operand_the_same_bits(functions: Any, dtype: str) -> None:
+    lines = []
+    for groups, activation, how in CALLS:
+        for shape in ((2, 64, 64, 64, 32), (5, 33, 260), (1, 9, 8, 8, 32), (3, 5, 13)):
+            if groups > 0 and shape[-1] % groups:
+                continue
+            t = run(functions, shape, dtype, groups, activation, how)
+            for direction in ("forward", "backward"):
+                call = call_of(direction, dtype, groups, activation, how)
+                lines += other_bits_in_place(functions, call, t)
+    assert not lines, "\n".join(lines)
 
 
 def test_calls_are_checked(functions: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from byoc_cudnn.norm import NormCall
-from tests.support.gpu.norm_runner import DTYPES, ROWS, SUMS, load
+from tests.support.gpu.norm_runner import DTYPES, ROWS, SUMS, load, other_bits_in_place
 
 pytestmark = pytest.mark.gpu
 
@@ -113,6 +113,18 @@ def wanted(
     y = z.relu() if activation == "relu" else z.clamp(0, 6)
     found["y"] = (y, rows * float(y.norm()) + 4 * sums * float(size.norm()))
     return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("summed", [False, True])
+def test_in_the_place_of_an_operand_the_same_bits(functions: Any, dtype: str, summed: bool) -> None:
+    forward, back = (call_of(d, dtype, "relu", s) for d, s in (("forward", False),
+                                                               ("backward", summed)))  # fmt: skip
+    for seed, shape in enumerate(SHAPES):
+        given = operands(shape, dtype, seed)
+        t = given | run(functions, given, forward, back)
+        assert not other_bits_in_place(functions, forward, t)
+        assert not other_bits_in_place(functions, back, t)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

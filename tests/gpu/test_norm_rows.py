@@ -9,7 +9,7 @@ import torch
 
 from byoc_cudnn.norm import NormCall, check, workspace_bytes
 from tests.support.gpu.group_norm_runner import wrong
-from tests.support.gpu.norm_runner import load
+from tests.support.gpu.norm_runner import load, other_bits_in_place
 
 pytestmark = pytest.mark.gpu
 
@@ -74,6 +74,16 @@ def test_twice_the_same_bits_and_with_a_small_workspace(functions: Any, dtype: s
         assert workspace_bytes(channels, dtype, rows, by_row=True) > least
         block = torch.empty(least, device="cuda", dtype=torch.uint8)
         assert not wrong(run(functions, rows, channels, dtype, "", block), dtype, 1, "")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_the_place_of_an_operand_the_same_bits(functions: Any, dtype: str) -> None:
+    for rows, channels in ((3137, 96), (777, 768), (65, 13)):
+        for activation in ACTIVATIONS:
+            t = run(functions, rows, channels, dtype, activation)
+            for direction in ("forward", "backward"):
+                call = call_of(direction, dtype, activation)
+                assert not other_bits_in_place(functions, call, t)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -11,6 +11,7 @@ import tvm
 import tvm_ffi
 
 from byoc_cudnn.norm import NormCall
+from byoc_cudnn.norm.codegen import NORMS
 
 _ACT = {"": lambda z: z, "relu": torch.relu, "relu6": torch.nn.functional.relu6,
         "silu": torch.nn.functional.silu}  # fmt: skip
@@ -23,6 +24,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[NormCall] = []
+
+    def overwrites_of(self, call: NormCall) -> Sequence[tuple[int, int]]:
+        return NORMS.overwrites_of(call)
 
     def generate(self, calls: Sequence[NormCall], arch: int) -> str:
         self.calls = list(calls)

@@ -78,10 +78,10 @@ __device__ inline void write_sums(const A (&sums)[2][kThreads * V], A* partial, 
 
 template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
-    gradient_sums(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x, const T* __restrict__ y,
+    gradient_sums(const T* dy, const T* dy2, const T* __restrict__ x, const T* y,
                   const uint8_t* __restrict__ bits, const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
-                  T* __restrict__ dresidual, Sum<T>* __restrict__ partial, Sum<T> alpha,
+                  T* dresidual, Sum<T>* __restrict__ partial, Sum<T> alpha,
                   int64_t dy_stride, int64_t dy2_stride, S shape) {
   using A = Sum<T>;
   constexpr bool kStored = mask == Mask::kStored, kBits = mask == Mask::kBits;
@@ -117,10 +117,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
           for (int u = 0; u < kUnroll; ++u) {
             const int64_t row = first + int64_t{u} * shape.height();
             const int64_t i = row * shape.channels + at.channel;
-            load<whole>(g[u], dy + gradients.at(row), at.left);
-            if constexpr (summed) load<whole>(more[u], dy2 + others.at(row), at.left);
+            load_own<whole>(g[u], dy + gradients.at(row), at.left);
+            if constexpr (summed) load_own<whole>(more[u], dy2 + others.at(row), at.left);
             load<whole>(a[u], x + i, at.left);
-            if constexpr (kStored) load<whole>(b[u], y + i, at.left);
+            if constexpr (kStored) load_own<whole>(b[u], y + i, at.left);
             if constexpr (kBits) through[u] = __ldg(bits + row * shape.packs + at.pack);
           }
 #pragma unroll
@@ -132,10 +132,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
           const int64_t i = row * shape.channels + at.channel;
           Pack<T, V> g, more, a, b;
           uint8_t through = 0;
-          load<whole>(g, dy + gradients.at(row), at.left);
-          if constexpr (summed) load<whole>(more, dy2 + others.at(row), at.left);
+          load_own<whole>(g, dy + gradients.at(row), at.left);
+          if constexpr (summed) load_own<whole>(more, dy2 + others.at(row), at.left);
           load<whole>(a, x + i, at.left);
-          if constexpr (kStored) load<whole>(b, y + i, at.left);
+          if constexpr (kStored) load_own<whole>(b, y + i, at.left);
           if constexpr (kBits) through = __ldg(bits + row * shape.packs + at.pack);
           add(row, g, more, a, b, through);
         });
@@ -261,10 +261,10 @@ __device__ inline void load_slopes(A (&middle)[V], A (&scale)[V], A (&shift)[V],
 
 template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
-    gradient(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x,
+    gradient(const T* dy, const T* dy2, const T* x,
              const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
              const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
-             const Sum<T>* __restrict__ dbeta, int64_t apart, T* __restrict__ dx, Sum<T> alpha,
+             const Sum<T>* __restrict__ dbeta, int64_t apart, T* dx, Sum<T> alpha,
              int64_t dy_stride, int64_t dy2_stride, S shape) {
   using A = Sum<T>;
   begin();
@@ -286,9 +286,9 @@ __global__ void __launch_bounds__(kThreads, kResident)
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           const int64_t row = first + int64_t{u} * shape.height();
-          load<whole>(g[u], dy + gradients.at(row), at.left);
-          if constexpr (summed) load<whole>(more[u], dy2 + others.at(row), at.left);
-          load<whole>(a[u], x + row * shape.channels + at.channel, at.left);
+          load_own<whole>(g[u], dy + gradients.at(row), at.left);
+          if constexpr (summed) load_own<whole>(more[u], dy2 + others.at(row), at.left);
+          load_own<whole>(a[u], x + row * shape.channels + at.channel, at.left);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
@@ -299,9 +299,9 @@ __global__ void __launch_bounds__(kThreads, kResident)
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
         Pack<T, V> g, more, a;
-        load<whole>(g, dy + gradients.at(row), at.left);
-        if constexpr (summed) load<whole>(more, dy2 + others.at(row), at.left);
-        load<whole>(a, x + i, at.left);
+        load_own<whole>(g, dy + gradients.at(row), at.left);
+        if constexpr (summed) load_own<whole>(more, dy2 + others.at(row), at.left);
+        load_own<whole>(a, x + i, at.left);
         write(i, g, more, a);
       });
 }
@@ -342,11 +342,11 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
 // A block has its rows of dy and x in shared memory from the sums to the gradient.
 template <typename T, Activation act, Mask mask, bool summed, bool sliced>
 __global__ void __launch_bounds__(kMany)
-    gradient_together(const T* __restrict__ dy, const T* __restrict__ dy2, const T* __restrict__ x,
-                      const T* __restrict__ y, const uint8_t* __restrict__ bits,
+    gradient_together(const T* dy, const T* dy2, const T* x,
+                      const T* y, const uint8_t* __restrict__ bits,
                       const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                       const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
-                      T* __restrict__ dresidual, T* __restrict__ dx, Sum<T>* __restrict__ dgamma,
+                      T* dresidual, T* dx, Sum<T>* __restrict__ dgamma,
                       Sum<T>* __restrict__ dbeta, Sum<T> alpha, Sum<T>* __restrict__ partial,
                       int64_t dy_stride, int64_t dy2_stride, Together z) {
   using A = Sum<T>;
@@ -379,9 +379,9 @@ __global__ void __launch_bounds__(kMany)
       const int64_t i = z.offset<V>(at, first + u);
       if constexpr (summed) {
         const int64_t stride = sliced ? dy2_stride : z.channels;
-        load<true>(more[u], dy2 + z.offset<V>(at, first + u, stride), V);
+        load_own<true>(more[u], dy2 + z.offset<V>(at, first + u, stride), V);
       }
-      if constexpr (mask == Mask::kStored) load<true>(b[u], y + i, V);
+      if constexpr (mask == Mask::kStored) load_own<true>(b[u], y + i, V);
       if constexpr (mask == Mask::kBits) through[u] = __ldg(bits + i / V);
     }
     wait_for_kept(turns - first - kBatch);

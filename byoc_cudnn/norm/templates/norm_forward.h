@@ -189,9 +189,9 @@ __device__ inline Pack<T, V> result(const Pack<T, V>& x, const Pack<T, V>& more,
 // `bits`: a byte for each pack goes along, which tells what the activation lets through.
 template <typename T, int V, bool whole, Activation act, bool residual, bool bits, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
-    normalized(const T* __restrict__ x, const T* __restrict__ more, const Sum<T>* __restrict__ gamma,
+    normalized(const T* x, const T* more, const Sum<T>* __restrict__ gamma,
                const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
-               const Sum<T>* __restrict__ rstd, T* __restrict__ y, uint8_t* __restrict__ mask,
+               const Sum<T>* __restrict__ rstd, T* y, uint8_t* __restrict__ mask,
                Sum<T> alpha, S shape) {
   using A = Sum<T>;
   begin();
@@ -216,8 +216,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
           const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          load<whole>(a[u], x + i, at.left);
-          if constexpr (residual) load<whole>(b[u], more + i, at.left);
+          load_own<whole>(a[u], x + i, at.left);
+          if constexpr (residual) load_own<whole>(b[u], more + i, at.left);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) write(first + int64_t{u} * shape.height(), a[u], b[u]);
@@ -225,8 +225,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
         Pack<T, V> a, b;
-        load<whole>(a, x + i, at.left);
-        if constexpr (residual) load<whole>(b, more + i, at.left);
+        load_own<whole>(a, x + i, at.left);
+        if constexpr (residual) load_own<whole>(b, more + i, at.left);
         write(row, a, b);
       });
 }
@@ -265,12 +265,13 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
 // wait for each other.
 template <typename T, Activation act, bool residual, bool bits>
 __global__ void __launch_bounds__(kMany)
-    normalized_together(const T* __restrict__ x, const T* __restrict__ more,
+    normalized_together(const T* x, const T* more,
                         const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
-                        Statistics<Sum<T>> s, T* __restrict__ y, uint8_t* __restrict__ mask,
+                        Statistics<Sum<T>> s, T* y, uint8_t* __restrict__ mask,
                         Sum<T> alpha, Sum<T>* __restrict__ partial, Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
+  constexpr int kPair = 2;  // of a thread's rows on the way at once
   extern __shared__ uint4 kept[];
   const Seat at(z);
   const int turns = z.turns_of<V>(at);
@@ -365,15 +366,22 @@ __global__ void __launch_bounds__(kMany)
     scale[i] = shared.of[0][1][at.lane * V + i];
     shift[i] = shared.of[0][2][at.lane * V + i];
   }
-#pragma unroll 2
-  for (int k = 0; k < turns; ++k) {
-    const int64_t i = z.offset<V>(at, k);
-    Pack<T, V> a, b;
-    if constexpr (residual) load<true>(b, more + i, V);
-    read_kept(a, kept, k);
-    const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift, alpha);
-    store<true>(y + i, out, V);
-    if constexpr (bits) mask[i / V] = passing<act>(out);
+  for (int first = 0; first < turns; first += kPair) {
+    Pack<T, V> more_of[kPair];
+#pragma unroll
+    for (int u = 0; residual && u < kPair; ++u) {
+      if (first + u < turns) load_own<true>(more_of[u], more + z.offset<V>(at, first + u), V);
+    }
+#pragma unroll
+    for (int u = 0; u < kPair; ++u) {
+      if (first + u >= turns) break;
+      const int64_t i = z.offset<V>(at, first + u);
+      Pack<T, V> a;
+      read_kept(a, kept, first + u);
+      const Pack<T, V> out = result<act, residual>(a, more_of[u], middle, scale, shift, alpha);
+      store<true>(y + i, out, V);
+      if constexpr (bits) mask[i / V] = passing<act>(out);
+    }
   }
 }
 

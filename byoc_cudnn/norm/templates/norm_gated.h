@@ -286,9 +286,9 @@ __global__ void __launch_bounds__(kThreads, kResident)
 
 template <typename T, int V, bool whole, Activation act, bool residual, bool relu, bool bits>
 __global__ void __launch_bounds__(kThreads, kResident)
-    excited(const T* __restrict__ x, const T* __restrict__ more, const Sum<T>* __restrict__ gamma,
+    excited(const T* x, const T* more, const Sum<T>* __restrict__ gamma,
             const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
-            const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ gate, T* __restrict__ y,
+            const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ gate, T* y,
             uint8_t* __restrict__ mask, Sum<T> alpha, Images shape) {
   using A = Sum<T>;
   begin();
@@ -317,8 +317,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
     for (int u = 0; u < kUnroll; ++u) {
       if (u >= count) break;
       const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-      load<whole>(a[u], x + i, at.left);
-      if constexpr (residual) load<whole>(b[u], more + i, at.left);
+      load_own<whole>(a[u], x + i, at.left);
+      if constexpr (residual) load_own<whole>(b[u], more + i, at.left);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -433,11 +433,11 @@ __global__ void __launch_bounds__(kFew* kParts)
 
 template <typename T, int V, bool whole, Activation act>
 __global__ void __launch_bounds__(kThreads, kResident)
-    gated_gradient(const T* __restrict__ dy, const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
+    gated_gradient(const T* dy, const T* x, const Sum<T>* __restrict__ gamma,
                    const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                    const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ gate,
                    const Sum<T>* __restrict__ lift, const Sum<T>* __restrict__ dgamma,
-                   const Sum<T>* __restrict__ dbeta, T* __restrict__ dx, Sum<T> alpha, Images shape) {
+                   const Sum<T>* __restrict__ dbeta, T* dx, Sum<T> alpha, Images shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
@@ -472,8 +472,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
     for (int u = 0; u < kUnroll; ++u) {
       if (u >= count) break;
       const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-      load<whole>(g[u], dy + i, at.left);
-      load<whole>(a[u], x + i, at.left);
+      load_own<whole>(g[u], dy + i, at.left);
+      load_own<whole>(a[u], x + i, at.left);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {

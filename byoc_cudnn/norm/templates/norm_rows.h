@@ -64,8 +64,8 @@ __device__ inline int there(int64_t left) {
 
 template <typename T, int V, bool whole, int K, Activation act>
 __global__ void __launch_bounds__(kThreads)
-    rows_forward(const T* __restrict__ x, const Sum<T>* __restrict__ gamma,
-                 const Sum<T>* __restrict__ beta, T* __restrict__ y, Sum<T>* __restrict__ mean,
+    rows_forward(const T* x, const Sum<T>* __restrict__ gamma,
+                 const Sum<T>* __restrict__ beta, T* y, Sum<T>* __restrict__ mean,
                  Sum<T>* __restrict__ rstd, Sum<T> alpha, Sum<T> epsilon, Rows z) {
   using A = Sum<T>;
   begin();
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < K; ++k) {
       const int64_t channel = (int64_t{k} * z.width + lane) * V;
       const int count = is_row ? there<V>(z.channels - channel) : 0;
-      if (count) load<whole>(packs[k], x + row * z.channels + channel, count);
+      if (count) load_own<whole>(packs[k], x + row * z.channels + channel, count);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         if (i < count) sums[0] += wide(packs[k].value[i]);
@@ -132,10 +132,10 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int V, bool whole, int K, Activation act>
 __global__ void __launch_bounds__(kThreads)
-    rows_backward(const T* __restrict__ dy, const T* __restrict__ x,
+    rows_backward(const T* dy, const T* x,
                   const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
-                  T* __restrict__ dx, Sum<T>* __restrict__ partial, Sum<T> alpha, Rows z) {
+                  T* dx, Sum<T>* __restrict__ partial, Sum<T> alpha, Rows z) {
   using A = Sum<T>;
   __shared__ A shared[2][kThreads * V];
   begin();
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t channel = (int64_t{k} * z.width + lane) * V;
       const int count = is_row ? there<V>(z.channels - channel) : 0;
       if (!count) continue;
-      load<whole>(g[k], dy + row * z.channels + channel, count);
-      load<whole>(a[k], x + row * z.channels + channel, count);
+      load_own<whole>(g[k], dy + row * z.channels + channel, count);
+      load_own<whole>(a[k], x + row * z.channels + channel, count);
     }
     // What comes through the activation, and n.
     const auto pair = [&](int k, int i, A slope, A level, A& through, A& n) {

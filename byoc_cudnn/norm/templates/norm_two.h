@@ -31,7 +31,7 @@ struct Scales {
 
 template <typename T, int V, bool whole, Activation act>
 __global__ void __launch_bounds__(kThreads, kResident)
-    normalized_two(Side<T> one, Side<T> two, T* __restrict__ y, uint8_t* __restrict__ mask,
+    normalized_two(Side<T> one, Side<T> two, T* y, uint8_t* __restrict__ mask,
                    Sum<T> alpha, Plain shape) {
   using A = Sum<T>;
   begin();
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
           for (int u = 0; u < 2 * kAtOnce; ++u) {
             const int64_t i =
                 (begins + int64_t{part + u} * shape.height()) * shape.channels + at.channel;
-            load<whole>(a[u], one.x + i, at.left);
-            load<whole>(b[u], two.x + i, at.left);
+            load_own<whole>(a[u], one.x + i, at.left);
+            load_own<whole>(b[u], two.x + i, at.left);
           }
 #pragma unroll
           for (int u = 0; u < 2 * kAtOnce; ++u) {
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
         Pack<T, V> a, b;
-        load<whole>(a, one.x + i, at.left);
-        load<whole>(b, two.x + i, at.left);
+        load_own<whole>(a, one.x + i, at.left);
+        load_own<whole>(b, two.x + i, at.left);
         write(row, a, b);
       });
 }
@@ -90,8 +90,8 @@ struct Behind {
   __device__ void read(const T* dy, const T* dy2, const uint8_t* mask, int64_t row, const Plain& shape,
                        const Place& at) {
     const int64_t i = row * shape.channels + at.channel;
-    load<whole>(g, dy + i, at.left);
-    if constexpr (summed) load<whole>(more, dy2 + i, at.left);
+    load_own<whole>(g, dy + i, at.left);
+    if constexpr (summed) load_own<whole>(more, dy2 + i, at.left);
     bits = __ldg(mask + row * shape.packs + at.pack);
   }
   __device__ Sum<T> of(int i) const {
@@ -104,7 +104,7 @@ struct Behind {
 // Three sums a channel: of the gradient, and of its products with both distances from the mean.
 template <typename T, int V, bool whole, bool summed>
 __global__ void __launch_bounds__(kThreads, kResident)
-    sums_of_two(const T* __restrict__ dy, const T* __restrict__ dy2, const uint8_t* __restrict__ mask,
+    sums_of_two(const T* dy, const T* dy2, const uint8_t* __restrict__ mask,
                 Side<T> one, Side<T> two, Sum<T>* __restrict__ partial, Plain shape) {
   using A = Sum<T>;
   __shared__ A sums[kThreads * V];
@@ -215,7 +215,7 @@ struct Slopes : Scales<T, V> {
 
 template <typename T, int V, bool whole, bool summed>
 __global__ void __launch_bounds__(kThreads, kResident)
-    gradient_of_two(const T* __restrict__ dy, const T* __restrict__ dy2,
+    gradient_of_two(const T* dy, const T* dy2,
                     const uint8_t* __restrict__ mask, Side<T> one, Side<T> two, Plain shape) {
   begin();
   const Place at(shape, V);
@@ -244,8 +244,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
           for (int u = 0; u < kAtOnce; ++u) {
             const int64_t row = begins + int64_t{part + u} * shape.height();
             behind[u].read(dy, dy2, mask, row, shape, at);
-            load<whole>(a[u], one.x + row * shape.channels + at.channel, at.left);
-            load<whole>(b[u], two.x + row * shape.channels + at.channel, at.left);
+            load_own<whole>(a[u], one.x + row * shape.channels + at.channel, at.left);
+            load_own<whole>(b[u], two.x + row * shape.channels + at.channel, at.left);
           }
 #pragma unroll
           for (int u = 0; u < kAtOnce; ++u) {
@@ -257,8 +257,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
         Behind<whole, summed, T, V> behind;
         Pack<T, V> a, b;
         behind.read(dy, dy2, mask, row, shape, at);
-        load<whole>(a, one.x + row * shape.channels + at.channel, at.left);
-        load<whole>(b, two.x + row * shape.channels + at.channel, at.left);
+        load_own<whole>(a, one.x + row * shape.channels + at.channel, at.left);
+        load_own<whole>(b, two.x + row * shape.channels + at.channel, at.left);
         write(row, behind, a, b);
       });
 }

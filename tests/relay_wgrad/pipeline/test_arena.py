@@ -28,9 +28,10 @@ from tests.support.memory_plans import (
 @pytest.mark.parametrize("seed", range(12))
 def test_nobody_writes_on_what_is_still_read(seed: int) -> None:
     before = planned(network(seed))
-    after = Arena()(before)["main"]
+    mod = Arena()(before)
+    after = mod["main"]
     relax.analysis.well_formed(after)  # raises
-    machine = Machine(after)
+    machine = Machine(after, mod)
     (flat,), (joined, picked, x) = machine.results
     own = [result[1] for result in (flat, joined, picked)]
     assert all(own), "a result lies in the function's memory"

@@ -13,7 +13,13 @@ from tvm import relax, te, tirx, topi
 
 from relay_wgrad.ir import op_name
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
-from relay_wgrad.pipeline.kernel_order import Order, Step, memory_saving_order, most_alive
+from relay_wgrad.pipeline.kernel_order import (
+    Order,
+    Step,
+    memory_saving_order,
+    most_alive,
+    order_within,
+)
 from tests.support.compiled import virtual_machine
 
 ROWS = 1024
@@ -52,6 +58,34 @@ def test_every_step_comes_once_and_after_what_it_needs(graph: Any) -> None:
     place = {i: at for at, i in enumerate(order)}
     assert all(place[needed] < place[i] for i, step in enumerate(steps) for needed in step.needs)
     assert most_alive(steps, sizes, order) == slowly(steps, sizes, order)
+
+
+@given(graphs(), st.floats(0, 1.2))
+def test_steps_wait_where_too_much_would_be_alive(graph: Any, share: float) -> None:
+    steps, sizes = graph
+    before = list(range(len(steps)))
+    most = most_alive(steps, sizes, before)
+    limit = int(share * most)
+    order = order_within(steps, sizes, before, limit)
+    if share >= 1:
+        assert order == before
+    if order is None:
+        return
+    assert sorted(order) == before
+    place = {i: at for at, i in enumerate(order)}
+    assert all(place[needed] < place[i] for i, step in enumerate(steps) for needed in step.needs)
+    assert most_alive(steps, sizes, order) <= limit
+
+
+def test_a_part_waits_until_the_other_is_read() -> None:
+    """A whole of 8 in two parts of 4, each of which makes 1 of a part."""
+    whole = Step(frozenset(), frozenset(), (0,))
+    parts = [Step(frozenset([0]), frozenset([0]), (made,)) for made in (1, 2)]
+    ends = [Step(frozenset([made]), frozenset([made]), (made + 2,)) for made in (1, 2)]
+    steps, sizes = [whole, *parts, *ends], [8, 4, 4, 1, 1]
+    assert most_alive(steps, sizes, memory_saving_order(steps, sizes)) == 16
+    assert order_within(steps, sizes, range(5), 13) == [0, 1, 3, 2, 4]
+    assert order_within(steps, sizes, range(5), 12) is None
 
 
 def layers(late: bool, count: int = 6) -> tvm.IRModule:

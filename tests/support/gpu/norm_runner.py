@@ -12,6 +12,7 @@ import tvm_ffi
 
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.norm import NormCall, check, generate, inputs
+from relay_wgrad.pipeline.overwrites import matched
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Largest errors, relative in norm: a rounding of the result; of float32 or float64 sums.
@@ -200,3 +201,26 @@ def wrong_results(functions: Any, t: Operands) -> list[str]:
             if not error <= limits[name] and not (both.all() and error == 0):
                 wrong.append(f"{call.symbol} {name}: {error:.1e}, at most {limits[name]:.1e}")
     return wrong
+
+
+def other_bits_in_place(
+    functions: Any, call: NormCall, made: dict[str, torch.Tensor], times: int = 3
+) -> list[str]:
+    """Results whose bits change where they lie in an operand's place: each allowed pair by itself,
+    and as many at once as a plan can take.
+
+    made : all tensors of a call by name, its results made apart; none of them changes.
+    """
+    lines = []
+    most = matched(call.overwrites, lambda result, operand: True)
+    for over in [*({r: o} for r, o in call.overwrites), most] * times:
+        t = {name: made[name].clone() for name in call.operands}
+        for name in call.results:
+            t[name] = t[over[name]] if name in over else torch.empty_like(made[name])
+        functions[call.symbol](*(t[name] for name in (*call.operands, *call.results)))
+        lines += [
+            f"{call.symbol} {tuple(made[name].shape)} {name}, with {over}"
+            for name in call.results
+            if not torch.equal(t[name].view(torch.uint8), made[name].view(torch.uint8))
+        ]
+    return lines
