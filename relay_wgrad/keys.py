@@ -32,3 +32,6 @@ RELAY_OPTIONS = "relay_wgrad_options"
 UPDATE = "relay_wgrad.update"
 # A kernel that does nothing but check a size.
 CHECK = "relay_wgrad.check"
+# A Relax function of several that are called one after another: its place among them, and of which
+# results of others its arguments are, as JSON.
+CHAIN = "relay_wgrad.chain"

@@ -12,7 +12,6 @@ moved, which the virtual machine can do on CPUs and CUDA (`vm.builtin.ensure_zer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,24 +23,12 @@ from ..graph.walk import bindings_of, result_of, variables_of
 from ..ir import op_name
 from .aliases import Parts, all_of, parts_of
 from .packing import Lifetime, packed
-from .storages import MOVED, TENSOR, KeepStorages, LetGo, is_static, static_bytes
+from .storages import MOVED, TENSOR, is_static, static_bytes
 
-_PLANS = ("StaticPlanBlockMemory", "RewriteCUDAGraph")
-
+RESULT = "relax.builtin.alloc_tensor"
+"""What makes a tensor that no plan has."""
 
 NAME = "relay_wgrad.Arena"
-
-
-def with_arena(passes: Sequence[Any], *, keep: bool = False) -> list[Any]:
-    """Upstream's last passes with `Arena` and `LetGo` behind its plan.
-
-    keep : a virtual machine keeps the memory from call to call (`KeepStorages`).
-    """
-    names = [str(step.info.name) for step in passes]
-    # Upstream's CUDA graphs, if somebody wants them, take their storages from its plan.
-    place = max(names.index(name) for name in _PLANS if name in names) + 1
-    kept = [KeepStorages()] if keep else []
-    return [*passes[:place], Arena(), *kept, LetGo(), *passes[place:]]
 
 
 @tvm.transform.module_pass(opt_level=0, name=NAME)
@@ -59,19 +46,21 @@ class Arena:
 
 @dataclass
 class Planned:
-    """A tensor of a static storage: its binding, its storage, bytes, and steps of its life."""
+    """A tensor of a static storage, None for a result's own: its binding, its storage, bytes, and
+    steps of its life."""
 
     binding: relax.VarBinding
-    storage: relax.Var
+    storage: relax.Var | None
     size: int
     first: int
     last: int
 
 
-def lifetimes(func: relax.Function) -> list[Planned]:
+def lifetimes(func: relax.Function, *, results: bool = False) -> list[Planned]:
     """The tensors that a function's static plan places, in their order; a step is a binding.
 
-    Empty for a function with branches.
+    results : those of static size that the function makes for its caller too.  Empty for a function
+        with branches.
     """
     bindings = bindings_of(func)
     if any(isinstance(b.value, relax.If) for b in bindings):
@@ -87,15 +76,18 @@ def lifetimes(func: relax.Function) -> list[Planned]:
             sizes[binding.var] = size
         elif op_name(value) == TENSOR and value.args[0] in sizes:
             parts[binding.var] = frozenset([len(found)])
-            size = _bytes(value) or sizes[value.args[0]]
+            size = _bytes(*value.args[2:4]) or sizes[value.args[0]]
             found.append(Planned(binding, value.args[0], size, step, step))
+        elif results and (size := _own_bytes(value)) is not None:
+            parts[binding.var] = frozenset([len(found)])
+            found.append(Planned(binding, None, size, step, step))
         else:
             parts[binding.var] = parts_of(value, parts)
             used = set(variables_of(value)) & sizes.keys()
             for storage in used:  # by something else than a tensor of its own
                 del sizes[storage]
     stay = {found[i].storage for i in all_of(parts_of(result_of(func.body), parts))}
-    stay |= {t.storage for t in found} - sizes.keys()
+    stay = (stay | {t.storage for t in found} - sizes.keys()) - {None}
     return [t for t in found if t.storage not in stay]
 
 
@@ -105,7 +97,7 @@ def packed_function(func: relax.Function) -> relax.Function:
     calls = {b.var: b.value for b in bindings_of(func)}
     groups: dict[int, list[Planned]] = {}
     for tensor in tensors:
-        groups.setdefault(int(calls[tensor.storage].args[1]), []).append(tensor)
+        groups.setdefault(device_of(calls[tensor.storage]), []).append(tensor)
     arenas: list[relax.VarBinding] = []
     rows: dict[Any, list[relax.VarBinding]] = {}
     for device, group in groups.items():
@@ -113,31 +105,42 @@ def packed_function(func: relax.Function) -> relax.Function:
         storages = list(dict.fromkeys(t.storage for t in group))
         if places.size >= sum(static_bytes(calls[s]) or 0 for s in storages):
             continue
-        arena = _arena(places.size, device)
+        arena = arena_of(places.size, device)
         arenas.append(arena)
         rows |= {storage: [] for storage in storages}
         for tensor, offset in zip(group, places.offsets, strict=True):
-            rows[tensor.binding.var] = _placed(tensor.binding, arena.var, offset)
+            rows[tensor.binding.var] = placed(tensor.binding, arena.var, offset)
     if not arenas:
         return func
-    placed = rebuilt(
+    made = rebuilt(
         func, lambda block: [row for b in block.bindings for row in rows.get(b.var, [b])]
     )
-    return with_first(placed, arenas)
+    return with_first(made, arenas)
 
 
-def _arena(size: int, device: int) -> relax.VarBinding:
+def device_of(value: Any) -> int:
+    """The number of the device that a storage or a result's tensor is taken of."""
+    return int(value.args[2 if op_name(value) == RESULT else 1])
+
+
+def arena_of(size: int, device: int) -> relax.VarBinding:
+    """A variable with a storage of so many bytes."""
     shape = relax.ShapeExpr([tvm.tirx.IntImm("int64", size)])
     call = relax.op.memory.alloc_storage(shape, device, "global", "uint8")
     with_type(call, relax.AnyType())
     return relax.VarBinding(relax.Var("arena", relax.AnyType()), call)
 
 
-def _placed(binding: relax.VarBinding, arena: relax.Var, offset: int) -> list[relax.VarBinding]:
+def placed(binding: relax.VarBinding, arena: relax.Var, offset: int) -> list[relax.VarBinding]:
     """The tensor at a place of the arena, its data pointer moved there."""
     call, ty = binding.value, binding.var.ty
-    args = [arena, tvm.tirx.IntImm("int64", offset), *list(call.args)[2:]]
-    taken = with_type(relax.Call(call.op, args, call.attrs, call.ty_args), ty)
+    if op_name(call) == RESULT:
+        shape, dtype, device, _ = call.args
+        op, attrs, rest = tvm.ir.Op.get(TENSOR), None, [shape, dtype, device]
+    else:
+        op, attrs, rest = call.op, call.attrs, list(call.args)[2:]
+    args = [arena, tvm.tirx.IntImm("int64", offset), *rest]
+    taken = with_type(relax.Call(op, args, attrs, call.ty_args), ty)
     if not offset:
         return [relax.VarBinding(binding.var, taken)]
     at = relax.Var(f"{binding.var.name}_at", ty)
@@ -153,9 +156,16 @@ def _packable(value: Any) -> int | None:
     return size if isinstance(value.args[1], tvm.tirx.IntImm) else None
 
 
-def _bytes(call: relax.Call) -> int | None:
-    """Of a tensor, if its shape is known."""
-    if not is_static(call.args[2]):
+def _own_bytes(value: Any) -> int | None:
+    """The size of a tensor that is made for a function's caller, in global memory, if known."""
+    if op_name(value) != RESULT or str(value.args[3].value) != "global":
         return None
-    bits = tvm.DataType(str(call.args[3].value)).bits
-    return math.prod(map(int, call.args[2].values)) * ((bits + 7) // 8)
+    return _bytes(*value.args[:2])
+
+
+def _bytes(shape: Any, dtype: Any) -> int | None:
+    """Of a tensor, if its shape is known."""
+    if not is_static(shape):
+        return None
+    bits = tvm.DataType(str(dtype.value)).bits
+    return math.prod(map(int, shape.values)) * ((bits + 7) // 8)

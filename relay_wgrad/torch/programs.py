@@ -28,6 +28,10 @@ from .several import CopyEach
 if TYPE_CHECKING:
     from ..training.pieces import Piece
 
+keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+"""Whether the backward pass that runs may come again (`retain_graph`); None: PyTorch is too old to
+say."""
+
 Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, and the name in it
 
 
@@ -184,19 +188,28 @@ class Program:
             replayed, where=where, device=self.device, told=self.notes.append,
             graphs=asked.graphs and not why,
         )  # fmt: skip
+        # Functions that write over what they need no more, where a backward pass can be told from
+        # one that comes again.
+        joined = [None] * len(names) if keeps_graph is None else compiled.joined(names)
         # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
         self._forward = make(
-            compiled.vm[names[0]], own={0}, token=True, written=self._written(len(order))
-        )
+            compiled.vm[names[0]], own={0}, token=True, written=self._written(len(order)),
+            joined=joined[0],
+        )  # fmt: skip
         # Of what the backward part reads, what nobody but the two parts has.
         self._private = {i for i, source in enumerate(parts.sources) if source.kind == "kept"}
-        self._backward = [
-            make(
-                compiled.vm[piece.name], own=range(len(piece.gradients)), token=True,
-                private=self._private_of(piece), late=number,
-            )
-            for number, piece in enumerate(parts.pieces, start=1)
-        ]  # fmt: skip
+
+        def backward(functions: Sequence[Any]) -> list[Any]:
+            return [
+                make(
+                    compiled.vm[piece.name], own=range(len(piece.gradients)), token=True,
+                    private=self._private_of(piece), late=number, joined=over,
+                )
+                for number, (piece, over) in enumerate(zip(parts.pieces, functions, strict=True), 1)
+            ]  # fmt: skip
+
+        self._backward = backward([None] * len(parts.pieces))
+        self._last = self._backward if joined[0] is None else backward(joined[1:])
         end = len(order) + len(self.counters)  # of the operands
         first = {"argument": 0, "output": end, "kept": end + parts.outputs}
         self._read = picked([first[s.kind] + s.index for s in parts.sources])
@@ -217,8 +230,10 @@ class Program:
     @property
     def is_graph(self) -> bool:
         """Whether its parts are CUDA graphs by now."""
-        parts = [] if self.lost else [self._forward, *self._backward]
-        return bool(parts) and all(part.is_graph for part in parts)
+        if self.lost:
+            return False
+        passes = zip(self._backward, self._last, strict=True)
+        return self._forward.is_graph and all(a.is_graph or b.is_graph for a, b in passes)
 
     def arguments(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The forward part's: inputs, what is drawn, parameters, statistics and batch counters,
@@ -272,15 +287,17 @@ class Program:
         return Forward(result, self._read((*args, *outputs, *kept)), token)
 
     def backward(
-        self, number: int, read: Sequence[torch.Tensor], handed: Handed
+        self, number: int, read: Sequence[torch.Tensor], handed: Handed, ends: bool
     ) -> tuple[list[torch.Tensor], Handed]:
         """(the gradients of a piece, in its order, what it and those before it hand on).
 
         read : what the forward pass gave, of it what the piece is given.
+        ends : whether that is of a forward pass with a token, and no backward pass will come again
+            for it: then what the two passes have in memory may be written over.
         """
         piece = self.pieces[number]
         with self._turns:
-            made, addresses, _, token, _ = self._backward[number](
+            made, addresses, _, token, _ = (self._last if ends else self._backward)[number](
                 [*read, *(handed.values[i] for i in piece.takes)]
             )
         gradients, new = made[: len(piece.gradients)], made[len(piece.gradients) :]

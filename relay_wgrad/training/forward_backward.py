@@ -19,6 +19,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..facts import Link, chain_attrs
 from ..frontend import TrainingGraph
 from ..graph.def_use import Graph
 from ..ir import op_name
@@ -44,7 +45,7 @@ class Source:
 class TwoParts:
     """`module` has `main_forward`: (inputs…, parameters…) to (outputs…, kept…), and, where it was
     differentiated, `main_adjoint`: (`sources`…, direction) to (gradients…), or that in `pieces`, of
-    which it is the first."""
+    which it is the first.  They are a chain: attributes say what each takes of the others."""
 
     module: tvm.IRModule
     outputs: int
@@ -87,7 +88,7 @@ def two_parts(
     if not reached:
         return TwoParts(module, count)
     made = _split(module, count, reached)
-    return made if pieces is None else _cut(made, graph, pieces)
+    return _chained(made if pieces is None else _cut(made, graph, pieces))
 
 
 def _reached(graph: TrainingGraph, wrt: Sequence[str]) -> tuple[str, ...]:
@@ -165,3 +166,22 @@ def _cut(parts: TwoParts, graph: TrainingGraph, limits: tuple[int, int]) -> TwoP
     for name, function in functions.items():
         module[name] = function
     return replace(parts, module=module, pieces=pieces)
+
+
+def _chained(parts: TwoParts) -> TwoParts:
+    """The parts with what each of them takes of the ones before (`relay_wgrad.facts.Link`)."""
+    made = {"output": 0, "kept": parts.outputs}
+    given: list[tuple[int, int] | None] = [
+        (0, made[source.kind] + source.index) if source.kind in made else None
+        for source in parts.sources
+    ]
+    handed: dict[int, tuple[int, int] | None] = {0: None}  # the direction
+    links = {FORWARD: Link(0, [None] * len(parts.module[FORWARD].params))}
+    for place, piece in enumerate(parts.pieces, start=1):
+        takes = [*(given[i] for i in piece.given), *(handed[i] for i in piece.takes)]
+        links[piece.name] = Link(place, takes)
+        handed |= {n: (place, i) for i, n in enumerate(piece.hands, start=len(piece.gradients))}
+    module = parts.module.clone()
+    for name, link in links.items():
+        module[name] = module[name].with_attrs(chain_attrs(link))
+    return replace(parts, module=module)

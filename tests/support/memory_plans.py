@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from relay_wgrad.ir import op_name
+from relay_wgrad.pipeline import cpu
 from relay_wgrad.pipeline.cpu import cpu_pipeline
+from relay_wgrad.pipeline.last_passes import with_arena
 from relay_wgrad.pipeline.packing import ALIGNMENT
 from relay_wgrad.pipeline.storages import is_moved, static_bytes
 from tests.support.compiled import virtual_machine
@@ -136,3 +142,32 @@ def run(module: tvm.IRModule) -> list[Any]:
 
 def same(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(map(np.array_equal, a, b))
+
+
+@contextlib.contextmanager
+def memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Any]]:
+    """Within it machines of this CPU keep their memory, as those of a GPU do before a capture: what
+    they have made once, by (machine, number).  What the CUDA runtime does stands in for it."""
+    name, made, machines = "vm.builtin.cuda_graph.get_cached_alloc", {}, []
+    if tvm.get_global_func(name, allow_missing=True) is not None:
+        pytest.skip("the CUDA runtime has it, for its own devices")
+
+    init: Any = relax.VirtualMachine.__init__
+
+    def begin(machine: Any, *args: Any, **named: Any) -> None:
+        machines.append(machine)  # another one's would be at its address else
+        init(machine, *args, **named)
+
+    def cached(context: Any, maker: Any, number: int) -> Any:
+        key = (getattr(context, "value", context), number)
+        if key not in made:
+            made[key] = tvm.get_global_func("vm.builtin.invoke_closure")(context, maker)
+        return made[key]
+
+    monkeypatch.setattr(cpu, "with_arena", lambda passes: with_arena(passes, keep=True))
+    monkeypatch.setattr(relax.VirtualMachine, "__init__", begin)
+    tvm_ffi.register_global_func(name, cached)
+    try:
+        yield made
+    finally:
+        tvm_ffi.registry.remove_global_func(name)
