@@ -76,7 +76,7 @@ class Asked(NamedTuple):
     checkpoint: Any
     choices: Choices
     graphs: bool  # whether calls on CUDA become CUDA graphs
-    pieces: tuple[int, int] | None  # of the backward part: `two_parts`
+    pieces: tuple[int, int] | None  # of the backward part: `to_part`
 
 
 class Forward(NamedTuple):
@@ -133,7 +133,7 @@ class Program:
         from ..frontend.torch.program import hooks_lost
         from ..frontend.torch.trace_lock import at_end, tracing_alone
         from ..training.capture import refusal
-        from ..training.forward_backward import FORWARD, two_parts
+        from ..training.forward_backward import FORWARD, to_part
         from ..training.step import ADJOINT
 
         self.device = _device(module, inputs)
@@ -166,16 +166,17 @@ class Program:
             wrt = [s.name for s, x in zip(graph.inputs, inputs, strict=False) if x.requires_grad]
             wrt += graph.trainable
         where = compiled_at(self.device, asked.choices)
-        parts = two_parts(
+        module, parting = to_part(
             graph, wrt=wrt, dtype=asked.half,
             layout=where.layout if asked.layout is None else asked.layout,
             checkpoint=asked.checkpoint, wide_weight_gradients=where.wide, raise_norms=where.norms,
             blocks=where.blocks, pieces=asked.pieces,
         )  # fmt: skip
+        compiled = where.compile(module, lambda what: None, parting)
+        parts = parting.parts
         self.outputs, self.pieces = parts.outputs, parts.pieces
         order = [*(spec.name for spec in graph.inputs), *graph.params]
         self.wrt = [order.index(name) for name in parts.wrt]
-        compiled = where.compile(parts.module, lambda what: None)
         opaque = [
             f"{what} is taken as it was when this was compiled" for what in self.depends.opaque
         ]

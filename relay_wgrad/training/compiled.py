@@ -27,6 +27,7 @@ from ..registry import is_registered
 from .step import ADJOINT, PlannedMemory
 
 Progress = Callable[[str], None]
+Cut = Callable[[tvm.IRModule], tvm.IRModule]
 
 
 def silent(what: str) -> None:

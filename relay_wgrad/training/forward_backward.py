@@ -78,17 +78,60 @@ def two_parts(
 
     Raises ValueError as `relay_wgrad.transform.grad` does.
     """
+    module, parting = to_part(
+        graph, wrt=wrt, dtype=dtype, layout=layout, checkpoint=checkpoint,
+        wide_weight_gradients=wide_weight_gradients, raise_norms=raise_norms, blocks=blocks,
+        pieces=pieces,
+    )  # fmt: skip
+    parting(module)
+    return parting.parts
+
+
+def to_part(
+    graph: TrainingGraph,
+    *,
+    wrt: Sequence[str],
+    dtype: str | None = None,
+    layout: str | None = None,
+    checkpoint: str | Sequence[str] | None = None,
+    wide_weight_gradients: bool = True,
+    raise_norms: bool = False,
+    blocks: Wanted = False,
+    pieces: tuple[int, int] | None = None,
+) -> tuple[tvm.IRModule, Parting]:
+    """The whole of which `two_parts` makes parts, as `main_adjoint`, and what makes them of it.
+
+    What a forward call and its backward call have to do with each other is to be seen in the whole
+    alone, so a compiler may do something with that before it is parted.
+    """
     reached = _reached(graph, wrt)
     module = differentiated(
         graph, reached, DIRECTION if reached else None, dtype, checkpoint, wide_weight_gradients,
         raise_norms,
     )  # fmt: skip
-    module = converted(module, layout, blocks=blocks)
-    count = len(graph.outputs)
-    if not reached:
-        return TwoParts(module, count)
-    made = _split(module, count, reached)
-    return _chained(made if pieces is None else _cut(made, graph, pieces))
+    return converted(module, layout, blocks=blocks), Parting(graph, reached, pieces)
+
+
+class Parting:
+    """Makes the parts of a module with `main_adjoint`; `parts`: what became of it."""
+
+    def __init__(
+        self, graph: TrainingGraph, wrt: tuple[str, ...], pieces: tuple[int, int] | None
+    ) -> None:
+        self._graph, self._wrt, self._pieces = graph, wrt, pieces
+        self.parts: TwoParts
+
+    def __call__(self, module: tvm.IRModule) -> tvm.IRModule:
+        """The module with the parts in the place of the whole."""
+        count = len(self._graph.outputs)
+        if not self._wrt:
+            self.parts = TwoParts(module, count)
+            return module
+        made = _split(module, count, self._wrt)
+        if self._pieces is not None:
+            made = _cut(made, self._graph, self._pieces)
+        self.parts = _chained(made)
+        return self.parts.module
 
 
 def _reached(graph: TrainingGraph, wrt: Sequence[str]) -> tuple[str, ...]:
@@ -135,16 +178,15 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
     order = [var for var in values if var in forward]
     later = [var for var in values if var in backward]
     params = list(func.params)
-    parts = tvm.IRModule({
-        FORWARD: function_of(FORWARD, params[:-1], params[:-1], order, values, [*outputs, *saved]),
-        BACKWARD: function_of(
-            BACKWARD, [*given, *kept, params[-1]], [*given, *kept, params[-1]], later, values,
-            gradients,
-        ),
-    })  # fmt: skip
-    for var, kernel in module.functions_items():
-        if isinstance(kernel, tvm.tirx.PrimFunc):
-            parts.update_func(var, kernel)
+    given += kept
+    parts = module.clone()
+    del parts[ADJOINT]
+    parts[FORWARD] = function_of(
+        FORWARD, params[:-1], params[:-1], order, values, [*outputs, *saved]
+    )
+    parts[BACKWARD] = function_of(
+        BACKWARD, [*given, params[-1]], [*given, params[-1]], later, values, gradients
+    )
     whole = Piece(BACKWARD, tuple(range(len(sources))), (0,), tuple(range(len(wrt))))
     return TwoParts(parts, count, tuple(sources), wrt, (whole,))
 
