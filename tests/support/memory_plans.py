@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,12 +85,19 @@ class Machine:
     """Runs a function's calls on memory whose pages know who wrote them last.
 
     Every call reads its operands whole; one that finds another's pages raises AssertionError.
+
+    before : a machine that has run a function of the same memory; given : its results among others,
+        as arguments.
     """
 
-    def __init__(self, func: relax.Function) -> None:
-        self.values: dict[Any, Any] = {}
-        self.written: dict[Any, int] = {}
-        for number, binding in enumerate(bindings(func), 1):
+    def __init__(
+        self, func: relax.Function, before: Machine | None = None, given: Sequence[Any] = ()
+    ) -> None:
+        self.kept = None if before is None else before.kept  # what was made once
+        self.written: dict[Any, int] = {} if before is None else dict(before.written)
+        self.values: dict[Any, Any] = dict(zip(func.params, given, strict=False))
+        first = max(self.written.values(), default=0) + 1
+        for number, binding in enumerate(bindings(func), first):
             self.values[binding.var] = self.value(binding.value, number)
         self.results = self.value(func.body.body, 0)
 
@@ -112,6 +119,8 @@ class Machine:
             return np.zeros(self.pages(expr), np.int64), True
         if name == "relax.reshape" or is_moved(expr):
             return self.value(expr.args[0], number)
+        if name == "relax.call_builtin_with_ctx":
+            return self.kept
         self.call([self.value(arg, number) for arg in expr.args], number)
         return None
 
