@@ -155,17 +155,17 @@ class Depends:
         told = self._watch
         try:
             if told is None or not told.is_open:
-                return self._are_same() and self._is_rest_same()
+                return self.are_dictionaries_same() and self._is_rest_same()
             if told.changed:
                 told.changed = False  # what changes from here on counts for the next call
-                told.changed = not self._are_same()
+                told.changed = not self.are_dictionaries_same()
             return not told.changed and self._is_rest_same()
         except Exception:  # of any kind: something that cannot be compared with what was there
             if told is not None:
                 told.changed = True
             return False
 
-    def _are_same(self) -> bool:
+    def are_dictionaries_same(self) -> bool:
         """Whether the dictionaries are as they were."""
         own = chain.from_iterable(_values(self._own))
         tensors = [*chain.from_iterable(map(dict.values, self._filled))]

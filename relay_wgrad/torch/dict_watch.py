@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _KINDS = (dict, OrderedDict)  # of which it is known that no change passes Python's function
-_SINCE = (3, 12)
+SINCE = (3, 12)
+"""The version of Python that tells of changes."""
 
 
 class Watch:
@@ -85,14 +86,14 @@ class Ears:
             if self._number is None:
                 self._number = -1
                 try:
-                    self._begin()
+                    self.begin()
                 except Exception:  # of whatever kind: there is another way
                     self.end()
             return self._number >= 0
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Takes a function and tries it.  Raises where there is none."""
-        if sys.version_info < _SINCE or sys.implementation.name != "cpython":
+        if sys.version_info < SINCE or sys.implementation.name != "cpython":
             return
         api = ctypes.pythonapi
         kind = ctypes.PYFUNCTYPE(
@@ -104,7 +105,7 @@ class Ears:
         self._function = kind(self._told)
         self._number = int(api.PyDict_AddWatcher(self._function))
         atexit.register(self.end)  # before what the function needs goes
-        if not _hears_all(self):
+        if not hears_all(self):
             self.end()
 
     def end(self) -> None:
@@ -131,7 +132,7 @@ class _Thing:
     """What attributes are tried on."""
 
 
-def _hears_all(ears: Ears) -> bool:
+def hears_all(ears: Ears) -> bool:
     """Whether each way to change a dictionary, an object's too, is told of."""
     thing: Any = _Thing()
     thing.first = thing.second = 1

@@ -88,11 +88,11 @@ def test_without(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Python says nothing there is no watch, and what others watch is taken to be changed."""
     ears = dict_watch.Ears()
     if how == "older":
-        monkeypatch.setattr(dict_watch, "_SINCE", (9, 9))
+        monkeypatch.setattr(dict_watch, "SINCE", (9, 9))
     elif how == "none left":
-        monkeypatch.setattr(ears, "_begin", lambda: 1 // 0)
+        monkeypatch.setattr(ears, "begin", lambda: 1 // 0)
     else:
-        monkeypatch.setattr(dict_watch, "_hears_all", lambda ears: False)
+        monkeypatch.setattr(dict_watch, "hears_all", lambda ears: False)
     assert ears.watch([{}]) is None
 
 
@@ -153,7 +153,9 @@ def test_a_changed_module_is_seen(
 def test_what_is_as_it_was_is_not_read(registered: None) -> None:
     module = Net()
     step = rt.TrainingStep(module, torch.ones(2, 4))
-    with mock.patch.object(Depends, "_are_same", side_effect=Depends._are_same, autospec=True) as m:
+    with mock.patch.object(
+        Depends, "are_dictionaries_same", side_effect=Depends.are_dictionaries_same, autospec=True
+    ) as m:
         for i in range(12):
             if i % 4 == 3:
                 module.scale = float(module.scale)  # another object of the same value
