@@ -101,6 +101,26 @@ def test_half_precision_keeps_half() -> None:
     assert {str(g.ty.dtype) for g in gradients} == {"float32"}
 
 
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        x = self.conv(x)
+        x = x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)).float())
+        return self.head(x.mean((2, 3)))
+
+
+def test_a_half_operand_is_kept_and_not_what_is_made_of_it() -> None:
+    """A sigmoid is float32 and made again of what a convolution gives, which is half as large."""
+    one = from_torch(Gated(), (torch.zeros(2, 3, SIDE, SIDE),), loss="none")
+    found = kept(two_parts(one, wrt=one.trainable, dtype="bfloat16", layout="NHWC"))
+    gates = [v for v in found if sorted(map(int, v.ty.shape.values)) == [1, 1, 2, 8]]
+    assert gates
+    assert {str(v.ty.dtype) for v in gates} == {"bfloat16"}
+
+
 def test_forward_alone() -> None:
     one = graph()
     parts = two_parts(one, wrt=())
