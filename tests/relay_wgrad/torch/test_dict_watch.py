@@ -158,7 +158,7 @@ def test_what_is_as_it_was_is_not_read(registered: None) -> None:
     ) as m:
         for i in range(12):
             if i % 4 == 3:
-                module.scale = float(module.scale)  # another object of the same value
+                module.scale = module.scale * 1.0  # another object of the same value
             step(torch.ones(2, 4)).sum().backward()
     assert m.call_count == 3
     assert len(step._programs) == 1
