@@ -73,8 +73,9 @@ class Processes:
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
     suites = itertools.chain(*(SUITES[name] for name in args.suite))
-    for dtype, model in itertools.product(args.dtypes, args.models or dict.fromkeys(suites)):
-        row = Row(model, args.batch, args.image or None, dtype)
+    models = args.models or dict.fromkeys(suites)
+    for dtype, batch, model in itertools.product(args.dtypes, args.batch, models):
+        row = Row(model, int(batch), args.image or None, dtype)
         yield Case(row._asdict(), row)
 
 
@@ -190,7 +191,7 @@ BENCHMARK = Benchmark(
         "against": Option(("eager", "compile", "graphs"), "", SIDES[1:]),
         "models": Option((), "in place of the suites'"),
         "dtypes": Option(("f16", "bf16", "tf32"), "", DTYPES),
-        "batch": Option(128, "images"),
+        "batch": Option(("128",), "images"),
         "image": Option(0, "the image's side; the model's own, if 0"),
         "together": Option(False, "PyTorch's sides in one process: cuDNN tunes once"),
         "jobs": Option(0, "processes that build at a time; as many as cores, if 0"),

@@ -1,15 +1,16 @@
 """Facts that functions carry as attributes, and their reading: no name has to be parsed.
 
 A kernel says which op and which problem it computes and where it came from; a function of an
-optimizer's update says its rule.  An attribute is text where a module's text must have it.
+optimizer's update says its rule; one of a chain says what it takes of the others.  An attribute is
+text where a module's text must have it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 
@@ -53,3 +54,27 @@ def update_rule(func: Any) -> dict[str, Any] | None:
         return None
     rule: dict[str, Any] = json.loads(str(func.attrs[keys.UPDATE]))
     return rule
+
+
+class Link(NamedTuple):
+    """A function of a chain, of functions that are called one after another.
+
+    place : its own among them, from 0.  takes : of each parameter (the place of the function, the
+        place among its results) that it is given, or None for what is from elsewhere.
+    """
+
+    place: int
+    takes: Sequence[tuple[int, int] | None]
+
+
+def chain_attrs(link: Link) -> dict[str, str]:
+    """Attributes of a function of a chain."""
+    return {keys.CHAIN: json.dumps([link.place, list(link.takes)])}
+
+
+def chain_link(func: Any) -> Link | None:
+    """What `chain_attrs` says of a function; None for another."""
+    if func.attrs is None or keys.CHAIN not in func.attrs:
+        return None
+    place, takes = json.loads(str(func.attrs[keys.CHAIN]))
+    return Link(place, [None if take is None else (take[0], take[1]) for take in takes])

@@ -35,3 +35,6 @@ CHECK = "relay_wgrad.check"
 # A kernel: the results that may be written in the place of an operand; a module: those of functions
 # by their symbols (`relay_wgrad.pipeline.overwrites`).
 OVERWRITES = "relay_wgrad.overwrites"
+# A Relax function of several that are called one after another: its place among them, and of which
+# results of others its arguments are, as JSON.
+CHAIN = "relay_wgrad.chain"

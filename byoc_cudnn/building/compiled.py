@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,11 @@ from .toolchain import Toolchain, find, preload
 # The host's part checks arguments and launches kernels.  To optimize it LLVM takes three times as
 # long, DenseNet-121's 22 seconds, and a call gains 0.01 us, one with 40 tensors 0.2.
 _HOST = {"kind": "llvm", "opt-level": 0}
-# Joins last of those that read each other's operators: they take the sums that are left.
-_LOWERINGS = (
-    lower_standardized, lower_norms, lower_pools, lower_joins, lower_cast_transposes, lower_updates
-)  # fmt: skip
 _OLDEST = 75  # the first GPUs whose half-precision tensor cores all libraries use
+
+# Of these a forward call and its backward call go together.
+_PAIRS = (lower_standardized, lower_norms, lower_pools)
+_SINGLE = (lower_joins, lower_cast_transposes, lower_updates)  # joins take the sums that are left
 
 
 class Library:
@@ -148,6 +148,7 @@ def build(
     *,
     pipeline: Any = None,
     direct: bool | None = None,
+    cut: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
 ) -> Library:
     """Compiles a partitioned module.
 
@@ -158,6 +159,8 @@ def build(
         half-precision tensor cores on every supported GPU (sm_75) where there is none.
     pipeline : the Relax pipeline for what was left, as `tvm.compile` takes it; by default
         `relay_wgrad.pipeline.cuda`.
+    cut : makes other functions of the module's, once it is known what goes from a normalization's
+        or a pooling's forward call to its backward call, which may be in different functions then.
     direct : whether training batch normalization (`relax.nn.batch_norm_train` and its backward) and
         max pooling go to kernels of our own, casts and transpositions of weights and of their
         gradients to one for all, and so updates of parameters, and joins, cuts and sums along the
@@ -173,14 +176,18 @@ def build(
         register(backend)
     with chosen:  # for the code generators
         mod = relax.transform.RunCodegen()(mod)
-    entries: tuple[DirectEntry, ...] = ()
-    if not own.missing(find()) if direct is None else direct:
-        for lower in _LOWERINGS:
+    ours = not own.missing(find()) if direct is None else direct
+    entries: list[DirectEntry] = []
+    for families, then in ((_PAIRS, cut), (_SINGLE, None)):
+        for lower in families if ours else ():
             mod, found = lower(mod, arch_of(chosen) or _OLDEST)
             entries += found
+        mod = mod if then is None else then(mod)
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
     with exact_kernels(), kept_kernels():
-        return Library(tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline), entries)
+        return Library(
+            tvm.compile(mod, target=chosen, relax_pipeline=chosen_pipeline), tuple(entries)
+        )
 
 
 def _target(target: Target | str | Mapping[str, Any] | None) -> Target:

@@ -104,7 +104,7 @@ class _Function:
         for binding in self.view.bindings:
             if not isinstance(binding.var, relax.DataflowVar) or not self._is_step(binding.var):
                 continue
-            users = self._direct(binding.var)
+            users = self._direct(binding.var) if self.view.only_use(binding.var) else []
             if len(users) == 1 and self._is_step(users[0].var):
                 continue  # a part of a longer one
             chain = self._chain(binding.var)
@@ -179,7 +179,7 @@ class _Function:
                 inside.append(at)
             at = source
         if not cast and moved is None and scale is None:
-            return None
+            return None  # another name
         return self._made(at, end, moved, tuple(inside), scale)
 
     def _made(

@@ -28,7 +28,7 @@ from ..codegen.lowering import Field, Plan, Site, same_type
 
 CAST, RELU = "relax.astype", "relax.nn.relu"
 _MASK = call("relax.where", call("relax.less_equal", "y", 0.0, name="low"), 0.0, "g")
-_VECTOR = 16  # bytes of a row for which a mask has a byte
+VECTOR = 16  # bytes of a row for which a mask has a byte
 Expr = Any
 
 
@@ -66,7 +66,7 @@ class _Through:
 def mask_type(x: relax.TensorType) -> relax.TensorType:
     """A byte for each 16 bytes of a row: what an activation lets through."""
     *rows, channels = x.shape.values
-    each = _VECTOR // tvm.runtime.DataType(str(x.dtype)).itemsize
+    each = VECTOR // tvm.runtime.DataType(str(x.dtype)).itemsize
     return relax.TensorType([*rows, (channels + each - 1) // each], "uint8")
 
 

@@ -25,7 +25,7 @@ from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
 from ..joins.channels import Channels, is_plain
 from .call import BITS, NormCall, check, longest_row
 from .codegen import NORMS
-from .gates import mask_type, take_gates
+from .gates import VECTOR, mask_type, take_gates
 from .pool_fusion import take_pools
 
 _Y = 6  # the backward operators' operand
@@ -124,7 +124,7 @@ def _take_slices(plan: Plan) -> None:
             continue
         sources, width = form[0].sources, form[0].width
         slices = tuple((s.first, int(s.tensor.ty.shape.values[-1])) for s in sources)
-        pack = _VECTOR // DTYPE_BYTES[call.dtype]
+        pack = VECTOR // DTYPE_BYTES[call.dtype]
         sliced = replace(call, slices=slices, summed=len(sources) > 1, residual=False)
         whole = all(n % pack == 0 for n in (width, *(n for pair in slices for n in pair)))
         if whole and check(replace(sliced, symbol=NORMS.codegen)):

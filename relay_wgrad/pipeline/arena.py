@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,24 +30,12 @@ from ..ir import op_name
 from .aliases import Parts, all_of, parts_of
 from .overwrites import matched, overwrites_of
 from .packing import Lifetime, packed
-from .storages import MOVED, TENSOR, KeepStorages, LetGo, is_static, static_bytes
+from .storages import MOVED, TENSOR, is_static, static_bytes
 
-_PLANS = ("StaticPlanBlockMemory", "RewriteCUDAGraph")
-
+RESULT = "relax.builtin.alloc_tensor"
+"""What makes a tensor that no plan has."""
 
 NAME = "relay_wgrad.Arena"
-
-
-def with_arena(passes: Sequence[Any], *, keep: bool = False) -> list[Any]:
-    """Upstream's last passes with `Arena` and `LetGo` behind its plan.
-
-    keep : a virtual machine keeps the memory from call to call (`KeepStorages`).
-    """
-    names = [str(step.info.name) for step in passes]
-    # Upstream's CUDA graphs, if somebody wants them, take their storages from its plan.
-    place = max(names.index(name) for name in _PLANS if name in names) + 1
-    kept = [KeepStorages()] if keep else []
-    return [*passes[:place], Arena(), *kept, LetGo(), *passes[place:]]
 
 
 @tvm.transform.module_pass(opt_level=0, name=NAME)
@@ -60,16 +48,15 @@ class Arena:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with one storage for each device of a function, where that is smaller."""
-        written: set[Any] = set()
-        out = with_functions(mod, lambda _, func: packed_function(func, mod, written))
-        for kernel in written:
-            out[kernel] = out[kernel].with_attr(keys.NO_ALIAS, False)
-        return out
+        taken: list[Planned] = []
+        out = with_functions(mod, lambda _, func: packed_function(func, mod, taken))
+        return may_alias(out, taken)
 
 
 @dataclass(eq=False)
 class Planned:
-    """A tensor of a static storage: its binding, its storage, bytes, and steps of its life.
+    """A tensor of a static storage, None for a result's own: its binding, its storage, bytes, and
+    steps of its life.
 
     device : its number.
     used : the step that first mentions it.
@@ -77,7 +64,7 @@ class Planned:
     """
 
     binding: relax.VarBinding
-    storage: relax.Var
+    storage: relax.Var | None
     device: int
     size: int
     first: int
@@ -87,12 +74,15 @@ class Planned:
     kernel: Any = None
 
 
-def lifetimes(func: relax.Function, mod: tvm.IRModule | None = None) -> list[Planned]:
+def lifetimes(
+    func: relax.Function, mod: tvm.IRModule | None = None, *, results: bool = False
+) -> list[Planned]:
     """The tensors that a function's static plan places, in their order; a step is a binding.
 
     Empty for a function with branches.
 
     mod : whose kernels may write results in the place of operands; None: none does.
+    results : those of static size that the function makes for its caller too.
     """
     bindings = bindings_of(func)
     if any(isinstance(b.value, relax.If) for b in bindings):
@@ -113,16 +103,19 @@ def lifetimes(func: relax.Function, mod: tvm.IRModule | None = None) -> list[Pla
             sizes[binding.var], devices[binding.var] = size, int(value.args[1])
         elif op_name(value) == TENSOR and value.args[0] in sizes:
             parts[binding.var] = frozenset([len(found)])
-            size = _bytes(value) or sizes[value.args[0]]
+            size = _bytes(*value.args[2:4]) or sizes[value.args[0]]
             storage = value.args[0]
             found.append(Planned(binding, storage, devices[storage], size, step, step))
+        elif results and (size := _own_bytes(value)) is not None:
+            parts[binding.var] = frozenset([len(found)])
+            found.append(Planned(binding, None, device_of(value), size, step, step))
         else:
             parts[binding.var] = parts_of(value, parts)
             used = set(variables_of(value)) & sizes.keys()
             for storage in used:  # by something else than a tensor of its own
                 del sizes[storage]
     stay = {found[i].storage for i in all_of(parts_of(result_of(func.body), parts))}
-    stay |= {t.storage for t in found} - sizes.keys()
+    stay = (stay | {t.storage for t in found} - sizes.keys()) - {None}
     for step, call, given in calls:
         _place(step, call, given, found, stay, mod)
     return [t for t in found if t.storage not in stay]
@@ -157,6 +150,7 @@ def _place(
         return (
             made is not None
             and read is not None
+            and read.storage is not None  # else its caller has it
             and made.used == read.last == step
             and made.size == read.size
             and made.device == read.device
@@ -168,10 +162,20 @@ def _place(
         made.over, made.kernel = one(operand), call.op
 
 
-def packed_function(func: relax.Function, mod: tvm.IRModule, written: set[Any]) -> relax.Function:
+def may_alias(mod: tvm.IRModule, tensors: Iterable[Planned]) -> tvm.IRModule:
+    """A module whose kernels that write tensors in the place of an operand are told so."""
+    out = mod.clone()
+    for kernel in {t.kernel for t in tensors if isinstance(t.kernel, tvm.ir.GlobalVar)}:
+        out[kernel] = out[kernel].with_attr(keys.NO_ALIAS, False)
+    return out
+
+
+def packed_function(
+    func: relax.Function, mod: tvm.IRModule, taken: list[Planned]
+) -> relax.Function:
     """The function with its static storages as one for each device, or as it was.
 
-    written : where kernels of the module are added that write in the place of an operand now.
+    taken : where the tensors are added that have a place of it.
     """
     tensors = lifetimes(func, mod)
     calls = {b.var: b.value for b in bindings_of(func)}
@@ -186,20 +190,19 @@ def packed_function(func: relax.Function, mod: tvm.IRModule, written: set[Any]) 
         storages = list(dict.fromkeys(t.storage for t in group))
         if places.size >= sum(static_bytes(calls[s]) or 0 for s in storages):
             continue
-        arena = _arena(places.size, device)
+        arena = arena_of(places.size, device)
         arenas.append(arena)
         rows |= {storage: [] for storage in storages}
         for tensor, place in zip(group, of_each, strict=True):
             offset = places.offsets[place]
-            rows[tensor.binding.var] = _placed(tensor.binding, arena.var, offset)
-        kernels = (tensor.kernel for tensor in group)
-        written |= {kernel for kernel in kernels if isinstance(kernel, tvm.ir.GlobalVar)}
+            rows[tensor.binding.var] = placed(tensor.binding, arena.var, offset)
+        taken += group
     if not arenas:
         return func
-    placed = rebuilt(
+    made = rebuilt(
         func, lambda block: [row for b in block.bindings for row in rows.get(b.var, [b])]
     )
-    return with_first(placed, arenas)
+    return with_first(made, arenas)
 
 
 def places_of(tensors: Sequence[Planned]) -> tuple[list[Lifetime], list[int]]:
@@ -216,18 +219,29 @@ def places_of(tensors: Sequence[Planned]) -> tuple[list[Lifetime], list[int]]:
     return lives, list(place.values())
 
 
-def _arena(size: int, device: int) -> relax.VarBinding:
+def device_of(value: Any) -> int:
+    """The number of the device that a storage or a result's tensor is taken of."""
+    return int(value.args[2 if op_name(value) == RESULT else 1])
+
+
+def arena_of(size: int, device: int) -> relax.VarBinding:
+    """A variable with a storage of so many bytes."""
     shape = relax.ShapeExpr([tvm.tirx.IntImm("int64", size)])
     call = relax.op.memory.alloc_storage(shape, device, "global", "uint8")
     with_type(call, relax.AnyType())
     return relax.VarBinding(relax.Var("arena", relax.AnyType()), call)
 
 
-def _placed(binding: relax.VarBinding, arena: relax.Var, offset: int) -> list[relax.VarBinding]:
+def placed(binding: relax.VarBinding, arena: relax.Var, offset: int) -> list[relax.VarBinding]:
     """The tensor at a place of the arena, its data pointer moved there."""
     call, ty = binding.value, binding.var.ty
-    args = [arena, tvm.tirx.IntImm("int64", offset), *list(call.args)[2:]]
-    taken = with_type(relax.Call(call.op, args, call.attrs, call.ty_args), ty)
+    if op_name(call) == RESULT:
+        shape, dtype, device, _ = call.args
+        op, attrs, rest = tvm.ir.Op.get(TENSOR), None, [shape, dtype, device]
+    else:
+        op, attrs, rest = call.op, call.attrs, list(call.args)[2:]
+    args = [arena, tvm.tirx.IntImm("int64", offset), *rest]
+    taken = with_type(relax.Call(op, args, attrs, call.ty_args), ty)
     if not offset:
         return [relax.VarBinding(binding.var, taken)]
     at = relax.Var(f"{binding.var.name}_at", ty)
@@ -243,9 +257,16 @@ def _packable(value: Any) -> int | None:
     return size if isinstance(value.args[1], tvm.tirx.IntImm) else None
 
 
-def _bytes(call: relax.Call) -> int | None:
-    """Of a tensor, if its shape is known."""
-    if not is_static(call.args[2]):
+def _own_bytes(value: Any) -> int | None:
+    """The size of a tensor that is made for a function's caller, in global memory, if known."""
+    if op_name(value) != RESULT or str(value.args[3].value) != "global":
         return None
-    bits = tvm.DataType(str(call.args[3].value)).bits
-    return math.prod(map(int, call.args[2].values)) * ((bits + 7) // 8)
+    return _bytes(*value.args[:2])
+
+
+def _bytes(shape: Any, dtype: Any) -> int | None:
+    """Of a tensor, if its shape is known."""
+    if not is_static(shape):
+        return None
+    bits = tvm.DataType(str(dtype.value)).bits
+    return math.prod(map(int, shape.values)) * ((bits + 7) // 8)

@@ -24,12 +24,12 @@ from tvm.target import Target
 from tvm_ffi.structural import structural_walk
 
 from ..keys import SCHEDULED
-from .arena import with_arena
 from .empty_tensors import Nothing
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
 from .inlining import inlined
+from .last_passes import with_arena
 from .reduction_init import first_values
 from .reshapes import with_reshapes
 

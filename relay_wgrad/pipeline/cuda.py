@@ -18,7 +18,6 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
-from .arena import with_arena
 from .cuda_depth import SpaceToDepth
 from .cuda_joins import Joins
 from .cuda_packs import Packs
@@ -28,6 +27,7 @@ from .empty_tensors import Nothing
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
+from .last_passes import with_arena
 from .reduction_init import first_values
 from .reshapes import Reshapes, with_reshapes
 from .workspaces import Workspaces

@@ -7,7 +7,7 @@ the first call of a function takes and makes them, and they live as long as its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import tvm
@@ -38,10 +38,10 @@ class KeepStorages:
             if not kept:
                 continue
             used = _used(func, kept)
-            made = _maker(list(kept.values()), used)
+            made = maker_of(list(kept.values()), used)
             maker = with_type(tvm.ir.GlobalVar(f"{var.name_hint}_storages"), made.ty)
             out[maker] = made
-            out[var] = _taking(func, kept, used, maker, made.ret_ty, number)
+            out[var] = taking(func, kept, used, maker, made.ret_ty, number)
             number += 1
         return out
 
@@ -124,7 +124,8 @@ def static_bytes(value: Any) -> int | None:
     return int(size) if isinstance(size, tvm.tirx.IntImm) else None
 
 
-def _maker(bindings: list[Any], used: list[Any]) -> relax.Function:
+def maker_of(bindings: Sequence[Any], used: Sequence[Any]) -> relax.Function:
+    """A function that makes storages and tensors, and gives those that are `used`."""
     made: dict[Any, Any] = {}
     bb = relax.BlockBuilder()
     with bb.function("storages", [], attrs={"relax.force_pure": True}, private=True):
@@ -136,9 +137,16 @@ def _maker(bindings: list[Any], used: list[Any]) -> relax.Function:
     return bb.get()["storages"]
 
 
-def _taking(
-    func: relax.Function, kept: dict[Any, Any], used: list[Any], maker: Any, kind: Any, number: int
+def taking(
+    func: relax.Function,
+    kept: Container[Any],
+    used: Sequence[Any],
+    maker: Any,
+    kind: Any,
+    number: int,
 ) -> relax.Function:
+    """The function without the bindings of `kept`, of which it takes the `used` from what a machine
+    makes once, by that number, calling `maker`."""
     taken = relax.Var("storages", kind)
     call = _with_context(_CACHED, [maker, tvm.tirx.IntImm("int64", number)], kind)
     places = {var: i for i, var in enumerate(used)}

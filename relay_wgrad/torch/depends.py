@@ -2,10 +2,12 @@
 
 All that a trace has read (`Reads`) is compared at each call: first by identity, all modules at
 once, which for a network of 150 layers takes some 80 us, and value by value where that has failed.
+Where Python tells of changes (`dict_watch`), the dictionaries among it are read after one alone.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
@@ -14,12 +16,13 @@ from typing import Any
 import torch
 
 from ..picking import picked
+from .dict_watch import Watch, watch
 from .reads import HELD, HOOKS, Read, Reads
 from .snapshots import MISSING, Numbers, Taken, of_library
 
 Facts = tuple[Any, ...]
 _address = torch.Tensor.data_ptr
-_requires_grad = attrgetter("requires_grad")
+_requires_grad, _attributes = attrgetter("requires_grad"), attrgetter("__dict__")
 
 
 class Depends:
@@ -44,6 +47,8 @@ class Depends:
         self._reads = [*reads.reads.values(), *_constants(reads, arguments)]
         self._hooked = {(id(r.held), r.name) for r in self._reads if r.name in HOOKS}
         self._facts = self._facts_now()
+        self._watch: Watch | None = None
+        self._watched: list[Any] = []
         self._settle()
 
     def is_current(self) -> bool:
@@ -57,9 +62,12 @@ class Depends:
 
     def difference(self) -> str:
         """What has changed, in words, or ""; value by value."""
-        for (part, path), kind, layers in zip(self._parts, self._kinds, self._layers, strict=True):
+        before = zip(self._parts, self._kinds, self._dicts, self._layers, strict=True)
+        for (part, path), kind, held, layers in before:
             if type(part) is not kind:
                 return f"the class of {path}"
+            if part.__dict__ is not held:
+                return f"the attributes of {path}"
             now = part.__dict__["_modules"]
             if list(now) != list(layers) or not all(map(is_, now.values(), layers.values())):
                 return f"the layers of {path}"
@@ -92,6 +100,7 @@ class Depends:
     def _settle(self) -> None:
         """Takes what there is now for what was."""
         self.settled = object()
+        self._begin_watch()
         names: dict[int, list[str]] = {id(held): list(HOOKS) for held in self._dicts}
         self._loose, self._of_classes = [], []
         for held, name, _, was in self._reads:
@@ -129,26 +138,56 @@ class Depends:
         self._grads = [*map(_requires_grad, self._params)]
         self._at = [*map(_address, self._params)]
 
+    def _begin_watch(self) -> None:
+        """From now on changes of dictionaries are told, where that can be."""
+        held = [*self._dicts, *(d[kind] for d in self._dicts for kind in (*HELD, *HOOKS))]
+        if self._watch is None or not all(map(is_, held, self._watched)):
+            if self._watch is not None:
+                self._watch.close()
+            self._watched, self._watch = held, watch(held)
+            if self._watch is not None:
+                weakref.finalize(self, self._watch.close).atexit = False
+        if self._watch is not None:
+            self._watch.changed = False
+
     def _is_untouched(self) -> bool:
         """Whether everything is the same object; that of a library's layers may be an equal one."""
+        told = self._watch
         try:
-            own = chain.from_iterable(_values(self._own))
-            tensors = [*chain.from_iterable(map(dict.values, self._filled))]
-            return (
-                not any(self._empty)
-                and [*_values(self._theirs)] == self._values
-                and all(map(is_, own, self._own_values))
-                and [*map(len, self._dicts)] == self._counts
-                and [*map(type, self._modules)] == self._kinds
-                and tensors == self._tensors
-                and all(map(is_, self._pick_numbers(tensors), self._numbers))
-                and [*map(_address, self._params)] == self._at
-                and (not self._gradients or [*map(_requires_grad, self._params)] == self._grads)
-                and all(get(name, MISSING) is value for get, name, value in self._of_classes)
-                and all(holds(get(name, MISSING)) for get, name, holds in self._loose)
-            )
+            if told is None or not told.is_open:
+                return self.are_dictionaries_same() and self._is_rest_same()
+            if told.changed:
+                told.changed = False  # what changes from here on counts for the next call
+                told.changed = not self.are_dictionaries_same()
+            return not told.changed and self._is_rest_same()
         except Exception:  # of any kind: something that cannot be compared with what was there
+            if told is not None:
+                told.changed = True
             return False
+
+    def are_dictionaries_same(self) -> bool:
+        """Whether the dictionaries are as they were."""
+        own = chain.from_iterable(_values(self._own))
+        tensors = [*chain.from_iterable(map(dict.values, self._filled))]
+        return (
+            not any(self._empty)
+            and [*_values(self._theirs)] == self._values
+            and all(map(is_, own, self._own_values))
+            and [*map(len, self._dicts)] == self._counts
+            and tensors == self._tensors
+            and all(map(is_, self._pick_numbers(tensors), self._numbers))
+        )
+
+    def _is_rest_same(self) -> bool:
+        """Whether all else is: what no dictionary of a module has in it."""
+        return (
+            [*map(type, self._modules)] == self._kinds
+            and all(map(is_, map(_attributes, self._modules), self._dicts))
+            and [*map(_address, self._params)] == self._at
+            and (not self._gradients or [*map(_requires_grad, self._params)] == self._grads)
+            and all(get(name, MISSING) is value for get, name, value in self._of_classes)
+            and all(holds(get(name, MISSING)) for get, name, holds in self._loose)
+        )
 
 
 def _values(groups: Iterable[tuple[Any, list[dict[str, Any]]]]) -> Iterator[tuple[Any, ...]]:

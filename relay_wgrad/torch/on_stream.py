@@ -63,10 +63,11 @@ class Turns:
 
 def replayed(
     function: Any, where: Any, device: torch.device, told: Callable[[str], None], *,
-    graphs: bool, last: Sequence[bool] = (), **how: Any,
+    graphs: bool, last: Sequence[bool] = (), joined: Any = None, **how: Any,
 ) -> Replayed:  # fmt: skip
     """A compiled function for tensors of a device, of which it takes those of `last` channels last;
-    `graphs`: as CUDA graphs, where it can be; `how`: of `Replayed`."""
+    `graphs`: as CUDA graphs, where it can be; `joined`: the same in memory that it shares with
+    others (`relay_wgrad.pipeline.chains`), called where that may be; `how`: of `Replayed`."""
 
     def prepared(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
@@ -74,9 +75,12 @@ def replayed(
         ]
 
     lane = where.work() if graphs and where.work is not None else None
-    plain = partial(call, function, device=device)
+    plain, apart = partial(call, function, device=device), None
+    if joined is not None:
+        function, apart = joined, plain
+        plain = partial(call, function, device=device)
     here = None if lane is None else _Here(lane, device)
-    return Replayed(plain, function, here, told, prepare=prepared, last=last, **how)
+    return Replayed(plain, function, here, told, prepare=prepared, last=last, apart=apart, **how)
 
 
 class _Here:

@@ -28,6 +28,10 @@ from .several import CopyEach
 if TYPE_CHECKING:
     from ..training.pieces import Piece
 
+keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+"""Whether the backward pass that runs may come again (`retain_graph`); None: PyTorch is too old to
+say."""
+
 Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, and the name in it
 
 
@@ -72,7 +76,7 @@ class Asked(NamedTuple):
     checkpoint: Any
     choices: Choices
     graphs: bool  # whether calls on CUDA become CUDA graphs
-    pieces: tuple[int, int] | None  # of the backward part: `two_parts`
+    pieces: tuple[int, int] | None  # of the backward part: `to_part`
 
 
 class Forward(NamedTuple):
@@ -129,7 +133,7 @@ class Program:
         from ..frontend.torch.program import hooks_lost
         from ..frontend.torch.trace_lock import at_end, tracing_alone
         from ..training.capture import refusal
-        from ..training.forward_backward import FORWARD, two_parts
+        from ..training.forward_backward import FORWARD, to_part
         from ..training.step import ADJOINT
 
         self.device = _device(module, inputs)
@@ -162,16 +166,17 @@ class Program:
             wrt = [s.name for s, x in zip(graph.inputs, inputs, strict=False) if x.requires_grad]
             wrt += graph.trainable
         where = compiled_at(self.device, asked.choices)
-        parts = two_parts(
+        module, parting = to_part(
             graph, wrt=wrt, dtype=asked.half,
             layout=where.layout if asked.layout is None else asked.layout,
             checkpoint=asked.checkpoint, wide_weight_gradients=where.wide, raise_norms=where.norms,
             blocks=where.blocks, pieces=asked.pieces,
         )  # fmt: skip
+        compiled = where.compile(module, lambda what: None, parting)
+        parts = parting.parts
         self.outputs, self.pieces = parts.outputs, parts.pieces
         order = [*(spec.name for spec in graph.inputs), *graph.params]
         self.wrt = [order.index(name) for name in parts.wrt]
-        compiled = where.compile(parts.module, lambda what: None)
         opaque = [
             f"{what} is taken as it was when this was compiled" for what in self.depends.opaque
         ]
@@ -184,19 +189,28 @@ class Program:
             replayed, where=where, device=self.device, told=self.notes.append,
             graphs=asked.graphs and not why,
         )  # fmt: skip
+        # Functions that write over what they need no more, where a backward pass can be told from
+        # one that comes again.
+        joined = [None] * len(names) if keeps_graph is None else compiled.joined(names)
         # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
         self._forward = make(
-            compiled.vm[names[0]], own={0}, token=True, written=self._written(len(order))
-        )
+            compiled.vm[names[0]], own={0}, token=True, written=self._written(len(order)),
+            joined=joined[0],
+        )  # fmt: skip
         # Of what the backward part reads, what nobody but the two parts has.
         self._private = {i for i, source in enumerate(parts.sources) if source.kind == "kept"}
-        self._backward = [
-            make(
-                compiled.vm[piece.name], own=range(len(piece.gradients)), token=True,
-                private=self._private_of(piece), late=number,
-            )
-            for number, piece in enumerate(parts.pieces, start=1)
-        ]  # fmt: skip
+
+        def backward(functions: Sequence[Any]) -> list[Any]:
+            return [
+                make(
+                    compiled.vm[piece.name], own=range(len(piece.gradients)), token=True,
+                    private=self._private_of(piece), late=number, joined=over,
+                )
+                for number, (piece, over) in enumerate(zip(parts.pieces, functions, strict=True), 1)
+            ]  # fmt: skip
+
+        self._backward = backward([None] * len(parts.pieces))
+        self._last = self._backward if joined[0] is None else backward(joined[1:])
         end = len(order) + len(self.counters)  # of the operands
         first = {"argument": 0, "output": end, "kept": end + parts.outputs}
         self._read = picked([first[s.kind] + s.index for s in parts.sources])
@@ -217,8 +231,10 @@ class Program:
     @property
     def is_graph(self) -> bool:
         """Whether its parts are CUDA graphs by now."""
-        parts = [] if self.lost else [self._forward, *self._backward]
-        return bool(parts) and all(part.is_graph for part in parts)
+        if self.lost:
+            return False
+        passes = zip(self._backward, self._last, strict=True)
+        return self._forward.is_graph and all(a.is_graph or b.is_graph for a, b in passes)
 
     def arguments(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The forward part's: inputs, what is drawn, parameters, statistics and batch counters,
@@ -272,15 +288,17 @@ class Program:
         return Forward(result, self._read((*args, *outputs, *kept)), token)
 
     def backward(
-        self, number: int, read: Sequence[torch.Tensor], handed: Handed
+        self, number: int, read: Sequence[torch.Tensor], handed: Handed, ends: bool
     ) -> tuple[list[torch.Tensor], Handed]:
         """(the gradients of a piece, in its order, what it and those before it hand on).
 
         read : what the forward pass gave, of it what the piece is given.
+        ends : whether that is of a forward pass with a token, and no backward pass will come again
+            for it: then what the two passes have in memory may be written over.
         """
         piece = self.pieces[number]
         with self._turns:
-            made, addresses, _, token, _ = self._backward[number](
+            made, addresses, _, token, _ = (self._last if ends else self._backward)[number](
                 [*read, *(handed.values[i] for i in piece.takes)]
             )
         gradients, new = made[: len(piece.gradients)], made[len(piece.gradients) :]

@@ -5,6 +5,9 @@ them at once, at the addresses that they had when it was captured.  So what it i
 where it lay then, or be copied there, and its results are the same memory each time.  Whether
 someone still has those of the call before is looked at each time: then the function is called
 kernel by kernel, into memory of its own.
+
+A function whose results are the same memory anyway (`relay_wgrad.pipeline.chains`) is called in the
+same way before it is a graph.
 """
 
 from __future__ import annotations
@@ -99,6 +102,8 @@ class Replayed:
     private : the places of operands that another such function gives as the same tensors each time,
         and nobody else has: that they are the same is all that is looked at.
     written : is done by a graph itself where that can be, else by the caller (`Call.written`).
+    apart : None, or what `plain` is of a function that gives the same in memory of its own: that of
+        `plain` and `raw` gives the same memory each time, and wants `token`.
 
     One thread at a time may call it.
     """
@@ -117,7 +122,9 @@ class Replayed:
         stands: int | None = None,
         private: Container[int] = (),
         written: Written | None = None,
+        apart: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None,
     ) -> None:
+        self._apart = apart
         self._written = Written() if written is None else written
         self._writes = self._gathers = False  # of a graph: whether it does that, and gathers
         self._pick_written = picked([*self._written.targets, *self._written.counts])
@@ -147,10 +154,12 @@ class Replayed:
         return self._launch is not None
 
     def __call__(self, given: Sequence[torch.Tensor]) -> Call:
-        if self._lane is None or any(not ref.expired() for ref in self._out):
-            return self._called(self._prepare(given))
+        if any(not ref.expired() for ref in self._out):
+            return self._called_apart(self._prepare(given))
         # Hooks may keep some of what a caller has for its backward pass, and give up others.
         if self._token and _top_saved_tensors_default_hooks(True) is not None:
+            return self._called_apart(self._prepare(given))
+        if self._lane is None:
             return self._called(self._prepare(given))
         if self._launch is not None and self._lie(given):
             self._misses = 0
@@ -167,9 +176,19 @@ class Replayed:
         self._seen = [*self._seen[1 - WARM :], [x.data_ptr() for x in args]]
         return self._called(args)
 
+    def _called_apart(self, args: Sequence[torch.Tensor]) -> Call:
+        """Into memory that no other call has."""
+        made = (self._plain if self._apart is None else self._apart)(self._taken(args))
+        return Call(made, _addresses(args), args, None)
+
     def _called(self, args: Sequence[torch.Tensor]) -> Call:
+        if self._apart is None:
+            return self._called_apart(args)
         made = self._plain(self._taken(args))
-        return Call(made, {x.data_ptr() for x in args if x.numel()}, args, None)
+        if not self._same:
+            self._keep(made)
+        results, token = self._lent(gathers=False)
+        return Call(results, _addresses(args), args, token)
 
     def _taken(self, args: Sequence[Any]) -> Sequence[Any]:
         """Those that the function takes."""
@@ -219,8 +238,9 @@ class Replayed:
             def call() -> Any:
                 return list(self._raw(*given))
 
-            lane.done(call)  # its results are given up: then there is memory for the next ones
-            self._results, self._launch = lane.captured(call)
+            if self._apart is None:  # else it writes over its operands, and needs no memory
+                lane.done(call)  # its results are given up: then there is memory for the next ones
+            results, self._launch = lane.captured(call)
         except Exception as error:  # of whatever kind: no work has been done
             why = " ".join(str(error).split())
         else:
@@ -243,21 +263,27 @@ class Replayed:
                 _Lying(some, picked(some), [args[i].data_ptr() for i in some], order)
                 for order, some in lying.items()
             ]
-            self._addresses = {args[i].data_ptr() for i in stay if args[i].numel()}
-            self._copied = {
-                i: _torch(x) for i, x in enumerate(self._results)
-                if i in self._own or (not self._token and math.prod(map(int, x.shape)) == 1)
-            }  # fmt: skip
-            self._copies = Copies(self._copied, len(self._results))
+            self._addresses = _addresses([args[i] for i in stay])
             self._copy_in = CopyEach()
-            self._same = [
-                None if i in self._copied or not self._token else _torch(x)
-                for i, x in enumerate(self._results)
-            ]
+            if self._apart is None or not self._same:
+                self._keep(results)
             self._end_with(lane, asked, moving)
         if self._tries >= TRIES and self._launch is None:
             self._lane = None
             self._told(f"its calls are not one CUDA graph: {why:.300}")
+
+    def _keep(self, results: Sequence[Any]) -> None:
+        """Takes results for those of all calls from now on."""
+        self._results = [*results]
+        self._copied = {
+            i: _torch(x) for i, x in enumerate(results)
+            if i in self._own or (not self._token and math.prod(map(int, x.shape)) == 1)
+        }  # fmt: skip
+        self._copies = Copies(self._copied, len(results))
+        self._same = [
+            None if i in self._copied or not self._token else _torch(x)
+            for i, x in enumerate(results)
+        ]
 
     def _end_with(self, lane: Lane, asked: Sequence[torch.Tensor], moving: Container[int]) -> None:
         """Has the graph end with what PyTorch would be called for after each launch."""
@@ -298,7 +324,19 @@ class Replayed:
         if self._places:
             self._copy_in([p for _, p in self._places], [given[i] for i, _ in self._places])
         self._launch()
-        operands, token, results = given, None, self._same.copy()
+        operands = given
+        if self._token and self._places:
+            operands = [*given]
+            for i, x in self._places:
+                operands[i] = x
+        results, token = self._lent(self._gathers)
+        if self._writes:
+            increment_versions(self._pick_written(given))
+        return Call(results, self._addresses, operands, token, self._writes)
+
+    def _lent(self, gathers: bool) -> tuple[list[Any], torch.Tensor | None]:
+        """(the results, their token) for a caller, when the work has been given to the device."""
+        token, results = None, self._same.copy()
         if not self._token:
             for i, x in enumerate(self._results):
                 if i not in self._copied:
@@ -312,14 +350,12 @@ class Replayed:
                 token = results[self._stands] = _torch(self._results[self._stands])
             shares = len(self._copied) < len(results)
             self._out = [StorageWeakRef(token.untyped_storage())] if shares else []
-            if self._places:
-                operands = [*given]
-                for i, x in self._places:
-                    operands[i] = x
-        self._copies.into(results, self._gathers)
-        if self._writes:
-            increment_versions(self._pick_written(given))
-        return Call(results, self._addresses, operands, token, self._writes)
+        self._copies.into(results, gathers)
+        return results, token
+
+
+def _addresses(args: Sequence[torch.Tensor]) -> set[int]:
+    return {x.data_ptr() for x in args if x.numel()}
 
 
 def _is_made(given: torch.Tensor, dense: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ..argument_types import checked_bool
 from .kernels import DTYPES
-from .programs import Asked, Forward, Handed, Program, choices
+from .programs import Asked, Forward, Handed, Program, choices, keeps_graph
 
 if TYPE_CHECKING:
     from ..frontend import Loss
@@ -52,9 +52,11 @@ class _Piece(torch.autograd.Function):
             raise RuntimeError(
                 "TrainingStep: create_graph=True: its gradients have no gradients of their own"
             )
-        read = ctx.reading.whole(ctx.hidden, ctx.saved_tensors[1:])
+        token, *watched = ctx.saved_tensors
+        read = ctx.reading.whole(ctx.hidden, watched)
         handed = gradient.handed if ctx.number else Handed({0: gradient}, [])
-        gradients, handed = ctx.program.backward(ctx.number, read, handed)
+        ends = token is not None and keeps_graph is not None and not keeps_graph()
+        gradients, handed = ctx.program.backward(ctx.number, read, handed, ends)
         if ctx.number + 1 == len(ctx.program.pieces):
             return None, None, None, *gradients
         link = _link(gradient)

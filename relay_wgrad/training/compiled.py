@@ -20,12 +20,14 @@ from ..building.objects import symbols_of
 from ..building.program import build
 from ..building.programs import key_of_program
 from ..facts import Lowered, lowered_convolutions
+from ..pipeline.chains import SUFFIX
 from ..pipeline.cpu import cpu_pipeline
 from ..pipeline.fused_kernels import legalize_ops
 from ..registry import is_registered
 from .step import ADJOINT, PlannedMemory
 
 Progress = Callable[[str], None]
+Cut = Callable[[tvm.IRModule], tvm.IRModule]
 
 
 def silent(what: str) -> None:
@@ -56,6 +58,13 @@ class Compiled:
     def symbol(self, name: str) -> str:
         """What a kernel of the module is called in the program."""
         return self.symbols.get(name, name)
+
+    def joined(self, names: Sequence[str]) -> list[Any]:
+        """Functions of a chain by their names, as they share memory (`pipeline.chains`); None for
+        each where they do not."""
+        joined = [name + SUFFIX for name in names]
+        has = self.vm.module.implements_function
+        return [self.vm[name] if all(map(has, joined)) else None for name in joined]
 
     def kernel(self, name: str) -> Any:
         """A kernel of the compiled module: a function of its operands and its result."""

@@ -1,7 +1,7 @@
 """What crosses a cut through a function: what one part has computed and a later one reads.
 
-It is kept between the parts, or where element-wise operators make it of what is kept anyway, and
-only such operators and reductions read it, computed again, fused with what reads it.
+It is kept between the parts, or where element-wise operators make it of what is kept anyway or is
+smaller, and only such operators and reductions read it, computed again, fused with what reads it.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ def saved_and_recomputed(
 def _chain(
     var: Any, values: dict[Any, Any], kept: set[Any], params: set[Any]
 ) -> tuple[set[Any], set[Any]] | None:
-    """(small variables to keep, those to compute) for `var` to be computed again from what is kept;
-    None where it cannot be."""
+    """(variables to keep in its place, those to compute) for `var` to be computed again from what
+    is kept; None where it cannot be, or where that would be no less."""
     small, made, stack = set(), {var}, list(relax.analysis.free_vars(values[var]))
     limit = bytes_of(var.ty)
+    roots: set[Any] = set()  # such as half-precision operands of a float32 sigmoid
     is_tuple = isinstance(values[var], relax.Tuple)
     while stack:
         operand = stack.pop()
-        if operand in kept or operand in params or operand in made or operand in small:
+        if operand in kept or operand in params or operand in made or operand in small | roots:
             continue
         if is_tuple and operand not in made:
             small.add(operand)  # a tuple's own parts have to be there in any case
@@ -87,9 +88,13 @@ def _chain(
             stack.extend(relax.analysis.free_vars(values[operand]))
         elif isinstance(operand.ty, relax.TensorType) and bytes_of(operand.ty) * _SMALL <= limit:
             small.add(operand)
+        elif isinstance(operand.ty, relax.TensorType):
+            roots.add(operand)
         else:
             return None
-    return small, made
+    if roots and sum(bytes_of(root.ty) for root in roots) >= limit:
+        return None
+    return small | roots, made
 
 
 def function_of(

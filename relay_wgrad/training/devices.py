@@ -12,7 +12,7 @@ from tvm.target import Target
 from legalize.cpu import host_target
 
 from ..transform.depth_blocks import FORMS
-from .compiled import Compiled, Progress, compile_module
+from .compiled import Compiled, Cut, Progress, compile_module
 from .options import SELECT, Options
 from .places import Place
 from .schedules import is_count
@@ -69,8 +69,8 @@ def cpu_target(winograd: bool = Options.winograd) -> Target:
 
 
 def _cpu(target: Target | None = None, winograd: bool = Options.winograd) -> Place:
-    def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
+    def compile_for(mod: tvm.IRModule, progress: Progress, cut: Cut | None = None) -> Compiled:
         chosen = cpu_target(winograd) if target is None else target
-        return compile_module(mod, chosen, progress=progress)
+        return compile_module(mod if cut is None else cut(mod), chosen, progress=progress)
 
     return Place("cpu", tvm.cpu(), None, compile_for, HostTransfers)

@@ -19,6 +19,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..facts import Link, chain_attrs
 from ..frontend import TrainingGraph
 from ..graph.def_use import Graph
 from ..ir import op_name
@@ -44,7 +45,7 @@ class Source:
 class TwoParts:
     """`module` has `main_forward`: (inputs…, parameters…) to (outputs…, kept…), and, where it was
     differentiated, `main_adjoint`: (`sources`…, direction) to (gradients…), or that in `pieces`, of
-    which it is the first."""
+    which it is the first.  They are a chain: attributes say what each takes of the others."""
 
     module: tvm.IRModule
     outputs: int
@@ -77,17 +78,60 @@ def two_parts(
 
     Raises ValueError as `relay_wgrad.transform.grad` does.
     """
+    module, parting = to_part(
+        graph, wrt=wrt, dtype=dtype, layout=layout, checkpoint=checkpoint,
+        wide_weight_gradients=wide_weight_gradients, raise_norms=raise_norms, blocks=blocks,
+        pieces=pieces,
+    )  # fmt: skip
+    parting(module)
+    return parting.parts
+
+
+def to_part(
+    graph: TrainingGraph,
+    *,
+    wrt: Sequence[str],
+    dtype: str | None = None,
+    layout: str | None = None,
+    checkpoint: str | Sequence[str] | None = None,
+    wide_weight_gradients: bool = True,
+    raise_norms: bool = False,
+    blocks: Wanted = False,
+    pieces: tuple[int, int] | None = None,
+) -> tuple[tvm.IRModule, Parting]:
+    """The whole of which `two_parts` makes parts, as `main_adjoint`, and what makes them of it.
+
+    What a forward call and its backward call have to do with each other is to be seen in the whole
+    alone, so a compiler may do something with that before it is parted.
+    """
     reached = _reached(graph, wrt)
     module = differentiated(
         graph, reached, DIRECTION if reached else None, dtype, checkpoint, wide_weight_gradients,
         raise_norms,
     )  # fmt: skip
-    module = converted(module, layout, blocks=blocks)
-    count = len(graph.outputs)
-    if not reached:
-        return TwoParts(module, count)
-    made = _split(module, count, reached)
-    return made if pieces is None else _cut(made, graph, pieces)
+    return converted(module, layout, blocks=blocks), Parting(graph, reached, pieces)
+
+
+class Parting:
+    """Makes the parts of a module with `main_adjoint`; `parts`: what became of it."""
+
+    def __init__(
+        self, graph: TrainingGraph, wrt: tuple[str, ...], pieces: tuple[int, int] | None
+    ) -> None:
+        self._graph, self._wrt, self._pieces = graph, wrt, pieces
+        self.parts: TwoParts
+
+    def __call__(self, module: tvm.IRModule) -> tvm.IRModule:
+        """The module with the parts in the place of the whole."""
+        count = len(self._graph.outputs)
+        if not self._wrt:
+            self.parts = TwoParts(module, count)
+            return module
+        made = _split(module, count, self._wrt)
+        if self._pieces is not None:
+            made = _cut(made, self._graph, self._pieces)
+        self.parts = _chained(made)
+        return self.parts.module
 
 
 def _reached(graph: TrainingGraph, wrt: Sequence[str]) -> tuple[str, ...]:
@@ -134,16 +178,15 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
     order = [var for var in values if var in forward]
     later = [var for var in values if var in backward]
     params = list(func.params)
-    parts = tvm.IRModule({
-        FORWARD: function_of(FORWARD, params[:-1], params[:-1], order, values, [*outputs, *saved]),
-        BACKWARD: function_of(
-            BACKWARD, [*given, *kept, params[-1]], [*given, *kept, params[-1]], later, values,
-            gradients,
-        ),
-    })  # fmt: skip
-    for var, kernel in module.functions_items():
-        if isinstance(kernel, tvm.tirx.PrimFunc):
-            parts.update_func(var, kernel)
+    given += kept
+    parts = module.clone()
+    del parts[ADJOINT]
+    parts[FORWARD] = function_of(
+        FORWARD, params[:-1], params[:-1], order, values, [*outputs, *saved]
+    )
+    parts[BACKWARD] = function_of(
+        BACKWARD, [*given, params[-1]], [*given, params[-1]], later, values, gradients
+    )
     whole = Piece(BACKWARD, tuple(range(len(sources))), (0,), tuple(range(len(wrt))))
     return TwoParts(parts, count, tuple(sources), wrt, (whole,))
 
@@ -165,3 +208,22 @@ def _cut(parts: TwoParts, graph: TrainingGraph, limits: tuple[int, int]) -> TwoP
     for name, function in functions.items():
         module[name] = function
     return replace(parts, module=module, pieces=pieces)
+
+
+def _chained(parts: TwoParts) -> TwoParts:
+    """The parts with what each of them takes of the ones before (`relay_wgrad.facts.Link`)."""
+    made = {"output": 0, "kept": parts.outputs}
+    given: list[tuple[int, int] | None] = [
+        (0, made[source.kind] + source.index) if source.kind in made else None
+        for source in parts.sources
+    ]
+    handed: dict[int, tuple[int, int] | None] = {0: None}  # the direction
+    links = {FORWARD: Link(0, [None] * len(parts.module[FORWARD].params))}
+    for place, piece in enumerate(parts.pieces, start=1):
+        takes = [*(given[i] for i in piece.given), *(handed[i] for i in piece.takes)]
+        links[piece.name] = Link(place, takes)
+        handed |= {n: (place, i) for i, n in enumerate(piece.hands, start=len(piece.gradients))}
+    module = parts.module.clone()
+    for name, link in links.items():
+        module[name] = module[name].with_attrs(chain_attrs(link))
+    return replace(parts, module=module)

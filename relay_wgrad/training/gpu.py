@@ -27,7 +27,7 @@ from ..pipeline.cuda import cuda_pipeline
 from ..pipeline.fused_kernels import legalize_ops
 from ..transform.depth_forms import Wanted
 from .capture import Lane
-from .compiled import Compiled, Progress, planned_memory
+from .compiled import Compiled, Cut, Progress, planned_memory
 from .cuda_tools import cuda_compiler, cuda_runtime, has_nvrtc
 from .libraries import partitioned
 from .options import HOPPER, Options
@@ -95,8 +95,8 @@ def place_of(index: int, options: Options) -> Place:
     notes: list[str] = []
     chosen = _backends(options, notes, device)
 
-    def compile_for(mod: tvm.IRModule, progress: Progress) -> Compiled:
-        return _compiled(mod, device, chosen, options, notes, progress)
+    def compile_for(mod: tvm.IRModule, progress: Progress, cut: Cut | None = None) -> Compiled:
+        return _compiled(mod, device, chosen, options, notes, progress, cut)
 
     def transfers() -> CudaTransfers:
         return CudaTransfers(runtime, device, index)
@@ -162,6 +162,7 @@ def _compiled(
     options: Options,
     notes: list[str],
     progress: Progress,
+    cut: Cut | None,
 ) -> Compiled:
     start, target = time.perf_counter(), Target.from_device(device)
     progress("partitioning")
@@ -174,7 +175,7 @@ def _compiled(
     progress("compiling")
     with cuda_compiler(), planned_memory() as plan:
         pipeline = cuda_pipeline(keep_memory=options.graph)
-        library = byoc_cudnn.build(mod, target, pipeline=pipeline)
+        library = byoc_cudnn.build(mod, target, pipeline=pipeline, cut=cut)
         vm = library.virtual_machine(device)
     seconds = {"partition": split - start, "build": time.perf_counter() - split}
     return Compiled(

@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 
 from ..transform.depth_forms import Wanted
-from .compiled import Compiled, Progress
+from .compiled import Compiled
 from .graph_replay import Work
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|MEMORY_ALLOCATION|ALLOC_FAILED", re.IGNORECASE)
@@ -28,7 +28,9 @@ class Place:
     name : "cpu" or "cuda:0".
     device : TVM's.
     layout : of activations, if none is asked for.
-    compile : a step's module to a program.
+    compile : a step's module to a program: (module, progress), and as a third what makes other
+        functions of the module's (`forward_backward.Parting`), done where that takes least from
+        what kernels know of each other.
     transfers : how batches get there.
     memory : (free, all) bytes of the device, None where the process's own is what counts.
     norms : whether there are kernels for batch normalization as one operator.
@@ -45,7 +47,7 @@ class Place:
     name: str
     device: Any
     layout: str | None
-    compile: Callable[[tvm.IRModule, Progress], Compiled]
+    compile: Callable[..., Compiled]
     transfers: Callable[[], Any]
     memory: Callable[[], tuple[int, int]] | None = None
     norms: bool = False

@@ -27,8 +27,9 @@ def check(line: str) -> str | None:
     import tvm
 
     from relay_wgrad.pipeline import cpu, fused_kernels
-    from relay_wgrad.pipeline.arena import Arena, with_arena
+    from relay_wgrad.pipeline.arena import Arena
     from relay_wgrad.pipeline.kernel_order import Order
+    from relay_wgrad.pipeline.last_passes import with_arena
     from tests.support.memory_plans import Machine, network, planned, run, same, storages
 
     seed, ops = (int(part.split("=")[1]) for part in line.split())

@@ -195,6 +195,30 @@ def test_what_a_graph_does_itself(step: Any) -> None:
     assert all(torch.equal(now, then) for pairs in held for now, then in pairs)
 
 
+def test_passes_in_any_order(step: Any) -> None:
+    """Backward passes that come again, and forward passes before another's backward pass, though
+    both parts write over each other's memory."""
+    ours, twin = step
+    for i in range(25):
+        kind, (x, labels), (other, _) = i % 4, data(i), data(i + 50)
+        for model in (ours, twin):
+            model.zero_grad()
+            loss = fn.cross_entropy(model(x), labels)
+            if kind == 1:
+                loss.backward(retain_graph=True)
+            if kind == 2:
+                loss = loss + 2 * fn.cross_entropy(model(other), labels)
+            if kind == 3:
+                with torch.no_grad():
+                    model(other)
+            loss.backward()
+        grads = ([p.grad for p in model.parameters()] for model in (ours, twin))
+        assert distance(*grads) < 1e-3, (i, kind)
+    (program,) = (p for _, p in ours._programs if p.wrt and p is ours._programs[-1][1])
+    assert program._last is not program._backward
+    assert ours.captured
+
+
 def test_memory_stays(step: Any) -> None:
     """What a pass keeps goes when its backward pass is over, though the loss stays."""
     ours, _ = step

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from relay_wgrad.ir import op_name
+from relay_wgrad.pipeline import cpu
 from relay_wgrad.pipeline.cpu import cpu_pipeline
+from relay_wgrad.pipeline.last_passes import with_arena
 from relay_wgrad.pipeline.overwrites import Overwrites, overwrites_of
 from relay_wgrad.pipeline.packing import ALIGNMENT
 from relay_wgrad.pipeline.storages import is_moved, static_bytes
@@ -82,13 +88,23 @@ class Machine:
     Every call reads its operands whole; one that finds another's pages raises AssertionError.
 
     mod : whose kernels may write a result on all of an operand, which nobody may read after.
+    before : a machine that has run a function of the same memory; given : its results among others,
+        as arguments.
     """
 
-    def __init__(self, func: relax.Function, mod: tvm.IRModule) -> None:
+    def __init__(
+        self,
+        func: relax.Function,
+        mod: tvm.IRModule,
+        before: Machine | None = None,
+        given: Sequence[Any] = (),
+    ) -> None:
         self.mod = mod
-        self.values: dict[Any, Any] = {}
-        self.written: dict[Any, int] = {}
-        for number, binding in enumerate(bindings(func), 1):
+        self.kept = None if before is None else before.kept  # what was made once
+        self.written: dict[Any, int] = {} if before is None else dict(before.written)
+        self.values: dict[Any, Any] = dict(zip(func.params, given, strict=False))
+        first = max(self.written.values(), default=0) + 1
+        for number, binding in enumerate(bindings(func), first):
             self.values[binding.var] = self.value(binding.value, number)
         self.results = self.value(func.body.body, 0)
 
@@ -110,6 +126,8 @@ class Machine:
             return np.zeros(self.pages(expr), np.int64), True
         if name == "relax.reshape" or is_moved(expr):
             return self.value(expr.args[0], number)
+        if name == "relax.call_builtin_with_ctx":
+            return self.kept
         args = [self.value(arg, number) for arg in expr.args]
         called = isinstance(expr, relax.Call)
         pairs = overwrites_of(self.mod, expr.op) if called else []
@@ -150,3 +168,32 @@ def run(module: tvm.IRModule) -> list[Any]:
 
 def same(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(map(np.array_equal, a, b))
+
+
+@contextlib.contextmanager
+def memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Any]]:
+    """Within it machines of this CPU keep their memory, as those of a GPU do before a capture: what
+    they have made once, by (machine, number).  What the CUDA runtime does stands in for it."""
+    name, made, machines = "vm.builtin.cuda_graph.get_cached_alloc", {}, []
+    if tvm.get_global_func(name, allow_missing=True) is not None:
+        pytest.skip("the CUDA runtime has it, for its own devices")
+
+    init: Any = relax.VirtualMachine.__init__
+
+    def begin(machine: Any, *args: Any, **named: Any) -> None:
+        machines.append(machine)  # another one's would be at its address else
+        init(machine, *args, **named)
+
+    def cached(context: Any, maker: Any, number: int) -> Any:
+        key = (getattr(context, "value", context), number)
+        if key not in made:
+            made[key] = tvm.get_global_func("vm.builtin.invoke_closure")(context, maker)
+        return made[key]
+
+    monkeypatch.setattr(cpu, "with_arena", lambda passes: with_arena(passes, keep=True))
+    monkeypatch.setattr(relax.VirtualMachine, "__init__", begin)
+    tvm_ffi.register_global_func(name, cached)
+    try:
+        yield made
+    finally:
+        tvm_ffi.registry.remove_global_func(name)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import tvm
-import tvm_ffi
 from tvm import relax
 
 from relay_wgrad.ir import op_name
 from relay_wgrad.pipeline import cpu
-from relay_wgrad.pipeline.arena import Arena, lifetimes, with_arena
+from relay_wgrad.pipeline.arena import Arena, lifetimes
 from relay_wgrad.pipeline.storages import KeepStorages, is_moved
 from tests.support.memory_plans import (
     ROWS,
     Machine,
     bindings,
+    memory_is_kept,
     network,
     planned,
     run,
@@ -87,24 +85,10 @@ def test_results_are_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_that_is_kept_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As before a capture, on the CPU: what the CUDA runtime does stands in for it."""
-    name, made = "vm.builtin.cuda_graph.get_cached_alloc", {}
-    if tvm.get_global_func(name, allow_missing=True) is not None:
-        pytest.skip("the CUDA runtime has it, for its own devices")
-
-    def cached(context: Any, maker: Any, number: int) -> Any:
-        if number not in made:
-            made[number] = tvm.get_global_func("vm.builtin.invoke_closure")(context, maker)
-        return made[number]
-
     module = network(3)
     ours = run(module)
-    monkeypatch.setattr(cpu, "with_arena", lambda passes: with_arena(passes, keep=True))
-    tvm_ffi.register_global_func(name, cached)
-    try:
+    with memory_is_kept(monkeypatch) as made:
         assert same(ours, run(module))
-    finally:
-        tvm_ffi.registry.remove_global_func(name)
     assert len(made) == 1
 
 

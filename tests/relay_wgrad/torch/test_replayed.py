@@ -6,7 +6,9 @@ The lane here has no device: what it captured it does again into the same memory
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 import relay_wgrad.torch as rt
 from relay_wgrad.torch import compiler, replayed
 from relay_wgrad.torch.replayed import LATER, MISSES, TRIES, WARM, Replayed, Written
+from relay_wgrad.training.compiled import Compiled
+from tests.support.memory_plans import memory_is_kept
 from tests.support.torch.lane import Lane, borrowed, on_lanes
 
 
@@ -305,6 +309,51 @@ def _compiled(module: nn.Module, graphs: bool) -> Any:
 @pytest.fixture
 def lanes(registered: None, monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
     return on_lanes(monkeypatch)
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[Any, Any]]:
+    """Parts of a step share memory, as on a GPU."""
+    monkeypatch.setenv("RELAY_WGRAD_CACHE", str(tmp_path))
+    with memory_is_kept(monkeypatch) as made:
+        monkeypatch.setattr(Lane, "kept", made)
+        yield made
+
+
+class Deep(Net):
+    """Whose backward part has more to write than its forward part leaves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.norm(self.conv(x)))
+        for conv in self.more:
+            x = x + torch.nn.functional.silu(conv(x))
+        return self.head(nn.functional.avg_pool2d(x, 2).mean((2, 3)))
+
+
+@pytest.mark.share(4)  # a seed each way
+@pytest.mark.parametrize("way", [_step, _pieces])
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_loops_in_one_memory(
+    way: Any, graphs: bool, seed: int, lanes: list[Lane], joined: dict[Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What the parts write over of each other's memory nobody misses: bit for bit."""
+    runs = []
+    for shares in (True, False):
+        if not shares:
+            monkeypatch.setattr(Compiled, "joined", lambda _, names: [None] * len(names))
+        torch.manual_seed(seed)
+        step = way(Deep(), graphs)
+        (program,) = (program for _, program in step._programs)
+        assert (program._last is not program._backward) is shares
+        runs.append(_loop(step, seed, again=True))
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.share(5)

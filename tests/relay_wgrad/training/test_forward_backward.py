@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+import tvm
 from torch import nn
+from tvm import relax
 
+import byoc_cudnn
+from relay_wgrad.facts import chain_link
 from relay_wgrad.frontend import from_torch
+from relay_wgrad.graph.walk import bindings_of, functions_in
 from relay_wgrad.ir import bytes_of, op_name
-from relay_wgrad.training.forward_backward import BACKWARD, DIRECTION, FORWARD, TwoParts, two_parts
+from relay_wgrad.pipeline.arena import NAME
+from relay_wgrad.pipeline.cuda import cuda_pipeline
+from relay_wgrad.training.compiled import planned_memory
+from relay_wgrad.training.forward_backward import (
+    BACKWARD,
+    DIRECTION,
+    FORWARD,
+    TwoParts,
+    to_part,
+    two_parts,
+)
 from relay_wgrad.training.libraries import partitioned
 from relay_wgrad.training.options import Options
+from relay_wgrad.training.step import converted, step_module
 
 pytestmark = pytest.mark.usefixtures("registered")
 
 SIDE, WIDTH = 12, 8
+TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
+          "max_shared_memory_per_block": 49152, "thread_warp_size": 32}  # fmt: skip
 TENSOR = 4 * 2 * WIDTH * SIDE * SIDE  # bytes of an activation
 
 
@@ -82,12 +101,93 @@ def test_half_precision_keeps_half() -> None:
     assert {str(g.ty.dtype) for g in gradients} == {"float32"}
 
 
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        x = self.conv(x)
+        x = x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)).float())
+        return self.head(x.mean((2, 3)))
+
+
+def test_a_half_operand_is_kept_and_not_what_is_made_of_it() -> None:
+    """A sigmoid is float32 and made again of what a convolution gives, which is half as large."""
+    one = from_torch(Gated(), (torch.zeros(2, 3, SIDE, SIDE),), loss="none")
+    found = kept(two_parts(one, wrt=one.trainable, dtype="bfloat16", layout="NHWC"))
+    gates = [v for v in found if sorted(map(int, v.ty.shape.values)) == [1, 1, 2, 8]]
+    assert gates
+    assert {str(v.ty.dtype) for v in gates} == {"bfloat16"}
+
+
 def test_forward_alone() -> None:
     one = graph()
     parts = two_parts(one, wrt=())
     assert not parts.sources
     assert [v.name_hint for v, _ in parts.module.functions_items()] == [BACKWARD]
     assert len(parts.module[BACKWARD].body.body.fields) == parts.outputs == 1 + 6
+
+
+class Stem(nn.Module):
+    """A ResNet's first layers: a pooled normalization, and a residual that is a normalization's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 1, bias=False) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3))
+        self.head = nn.Linear(8, 16)
+
+    def forward(self, x: Any) -> Any:
+        x = nn.functional.max_pool2d(torch.relu(self.norm(self.stem(x))), 3, 2, 1)
+        y = torch.relu(self.norms[0](self.convs[0](x)))
+        x = torch.relu(self.norms[1](self.convs[1](y)) + self.norms[2](self.convs[2](x)))
+        return self.head(x.mean((2, 3)))
+
+
+def _calls(parted: bool) -> tuple[Counter[str], int]:
+    """(calls of kernels by their families, bytes of the plan) of a step for a GPU, compiled without
+    one: whole, or of both parts in one memory."""
+    graph = from_torch(Stem(), (torch.zeros(2, 3, 16, 16),))
+    how: dict[str, Any] = {"dtype": "bfloat16", "raise_norms": True, "wide_weight_gradients": False}
+    if parted:
+        module, cut = to_part(graph, wrt=graph.trainable, layout="NHWC", **how)
+    else:
+        module, cut = converted(step_module(graph, **how), "NHWC"), None
+    module, _ = partitioned(module, ["cudnn"], Options(), [])
+    calls: Counter[str] = Counter()
+
+    @tvm.instrument.pass_instrument
+    class Watch:
+        def run_before_pass(self, mod: tvm.IRModule, info: Any) -> None:
+            if str(info.name) == NAME:
+                for _, func in functions_in(mod):
+                    if chain_link(func) is not None or not parted:
+                        called = (getattr(b.value, "op", None) for b in bindings_of(func))
+                        names = [str(op.global_symbol) for op in called if _is_extern(op)]
+                        calls.update(name.rstrip("_0123456789") for name in names)
+
+    with planned_memory() as plan, tvm.transform.PassContext(instruments=[Watch(), plan]):
+        pipeline = cuda_pipeline(keep_memory=True)
+        byoc_cudnn.build(module, tvm.target.Target(TARGET), pipeline=pipeline, direct=True, cut=cut)
+    return calls, sum(plan.bytes[name] for name in (["chain_joined"] if parted else [BACKWARD]))
+
+
+def _is_extern(op: Any) -> bool:
+    return isinstance(op, relax.ExternFunc) and not str(op.global_symbol).startswith("vm.")
+
+
+def test_parts_have_the_whole_steps_kernels() -> None:
+    """What a forward call of a normalization or a pooling hands its backward call crosses the cut,
+    and all weights are cast at once: the calls are the same, and so, but for what crosses, is the
+    memory, with the gradients in it."""
+    (whole, planned), (parts, joined) = _calls(False), _calls(True)
+    assert whole == parts
+    assert whole["relay_wgrad_norm"] == 6
+    assert whole["relay_wgrad_cast_transpose"] == 2
+    assert whole["relay_wgrad_pool"] == 0
+    assert joined <= 1.1 * planned
 
 
 def test_both_parts_go_to_libraries() -> None:

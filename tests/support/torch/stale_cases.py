@@ -98,6 +98,14 @@ CASES: dict[str, Case] = {
     "float": _with(
         lambda: Holds(1.5), "m.value = 0.1", "m.value = 1.5", "m.value = 2", "m.value = -0.0"
     ),
+    "written directly": _with(
+        lambda: Holds(1.5),
+        "m.__dict__['value'] = 2.5",
+        "vars(m).update(value=3.5)",
+        "m.__dict__.pop('value'); object.__setattr__(m, 'value', 0.5)",
+        "m.__dict__ = {**m.__dict__, 'value': 4.5}",
+        "m.__dict__['value'] = 5.5",
+    ),
     "int": _with(lambda: Holds(2), "m.value = 3", "m.value = 2.5", "m.value = True"),
     "flag": _with(
         Branches,
