@@ -84,7 +84,10 @@ class Depends:
                         continue
                     grad = self._gradients and tensor.requires_grad
                     same = first.setdefault(id(tensor), len(found))
-                    found.append((name, tensor.shape, tensor.dtype, tensor.device, grad, same))
+                    is_other = is_dispatched(tensor)
+                    found.append(
+                        (name, tensor.shape, tensor.dtype, tensor.device, grad, same, is_other)
+                    )
         return found
 
     # ---- by identity ---------------------------------------------------------------------------
@@ -149,6 +152,12 @@ class Depends:
             )
         except Exception:  # of any kind: something that cannot be compared with what was there
             return False
+
+
+def is_dispatched(x: torch.Tensor) -> bool:
+    """Whether its class computes what is done to it: `DTensor`, fake and masked tensors, of which
+    nobody else may read the memory."""
+    return type(x).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def _values(groups: Iterable[tuple[Any, list[dict[str, Any]]]]) -> Iterator[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..ambient import outside
 from ..picking import picked
-from .depends import Depends
+from .depends import Depends, is_dispatched
 from .kernels import winograd_is_allowed
 from .on_stream import Turns, replayed
 from .reads import LostError, Reads
@@ -133,9 +133,10 @@ class Program:
         from ..training.step import ADJOINT
 
         self.device = _device(module, inputs)
-        _check_norms(module)
         _check_sharding(module)
-        reads, self.lost, self.notes = Reads(module), hooks_lost(module), []
+        tensors = (*inputs, *module.parameters(), *module.buffers())
+        reads, self.notes = Reads(module), []
+        self.lost = hooks_lost(module) or _norms_lost(module) or foreign(*tensors)
         try:
             if self.lost:
                 raise LostError(self.lost)
@@ -339,14 +340,25 @@ def _statistics(
     return statistics, list(counters.values())
 
 
-def _check_norms(module: torch.nn.Module) -> None:
+def _norms_lost(module: torch.nn.Module) -> str:
+    """Which layer's statistics a compiled pass would not renew as it does, or ""."""
     for name, part in module.named_modules():
         tracks = part.training and getattr(part, "track_running_stats", False)
         if tracks and getattr(part, "momentum", 0.0) is None:
-            raise ValueError(
-                f"TrainingStep: {name or 'the module'} has momentum=None, so its statistics depend"
-                " on the number of batches: give it a momentum"
+            return (
+                f"{name or 'the module'} has momentum=None, so its statistics depend on the number"
+                " of batches: give it a momentum"
             )
+    return ""
+
+
+def foreign(*tensors: torch.Tensor) -> str:
+    """Why kernels cannot be given one of these tensors, or "": they read dense memory."""
+    for x in tensors:
+        if is_dispatched(x) or x.layout is not torch.strided or x.is_nested:
+            kind = type(x).__name__ if is_dispatched(x) else f"tensor of layout {x.layout}"
+            return f"a {'nested tensor' if x.is_nested else kind} has no dense memory of its own"
+    return ""
 
 
 def _check_sharding(module: torch.nn.Module) -> None:
@@ -371,15 +383,29 @@ def _device(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.device:
 @contextlib.contextmanager
 def _plain(module: torch.nn.Module) -> Iterator[None]:
     """Within it the module is traced without the hooks of parameters, which autograd runs all the
-    same when it gets the gradients, and without PyTorch's warning of what `Reads` refuses."""
+    same when it gets the gradients, and without PyTorch's warning of what `Reads` refuses.  What
+    `torch.func.functional_call` has put in a parameter's place is a parameter to `torch.export`."""
     hooks = [(p, p._backward_hooks) for p in module.parameters() if p._backward_hooks]
     for parameter, _ in hooks:
         parameter._backward_hooks = None
+    swapped = [
+        (part._parameters, name, x)
+        for part in module.modules()
+        for name, x in part._parameters.items()
+        if x is not None and not isinstance(x, torch.nn.Parameter)
+    ]
+    stand_ins = {
+        id(x): torch.nn.Parameter(x.detach(), requires_grad=x.requires_grad) for _, _, x in swapped
+    }
+    for held, name, x in swapped:
+        held[name] = stand_ins[id(x)]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The tensor attributes? ")
             yield
     finally:
+        for held, name, x in swapped:
+            held[name] = x
         for parameter, given in hooks:
             parameter._backward_hooks = given
 
