@@ -66,7 +66,9 @@ def test_a_trace_has_the_module(name: str) -> None:
     step = rt.TrainingStep(layers, x)
     traced = TRACES[name](step, x)
     torch.testing.assert_close(traced(x + 1), layers(x + 1))
-    with pytest.raises(ValueError, match=r"a trace .* does not look into a compiled pass: call the"):
+    with pytest.raises(
+        ValueError, match=r"a trace .* does not look into a compiled pass: call the"
+    ):
         make_fx(rt.TrainingStep(layers, x, loss="mse"))(x, x)
 
 
