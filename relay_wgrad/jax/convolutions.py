@@ -79,7 +79,7 @@ def conv_transpose(
 
 
 def _newer(**given: tuple[Any, Any]) -> dict[str, Any]:
-    """Arguments that older releases of JAX have not, each with its default, where they are given."""
+    """Arguments that older releases of JAX lack, each with its default, where they are given."""
     return {name: value for name, (value, default) in given.items() if value is not default}
 
 

@@ -324,18 +324,22 @@ def _statistics(
 ) -> tuple[list[Place], list[Place]]:
     """(the buffers that the graph's outputs renew, in their order, the batch counters of those)."""
     statistics, counters = [], {}
+
+    def counts(part: torch.nn.Module) -> bool:
+        """Whether its forward reads its count of batches, which is for adding to it."""
+        is_read = (id(part.__dict__), "num_batches_tracked") in reads.buffers
+        return is_read and part._buffers.get("num_batches_tracked") is not None
+
     for output in graph.outputs:
         if output in graph.updates:
             target = graph.onnx_names[graph.updates[output]]
             statistics.append(_place(module, target))
             owner = module.get_submodule(target.rpartition(".")[0])
-            if owner._buffers.get("num_batches_tracked") is not None:
+            if counts(owner):  # an InstanceNorm has the buffer, and leaves it alone
                 counters[id(owner)] = (owner._buffers, "num_batches_tracked")
     # A layer without statistics counts its batches all the same, where it is called.
     for part in module.modules():
-        there = isinstance(part, _BatchNorm) and part.num_batches_tracked is not None
-        called = (id(part.__dict__), "num_batches_tracked") in reads.buffers
-        if there and called and part.training and part.track_running_stats:
+        if isinstance(part, _BatchNorm) and counts(part) and part.training:
             counters[id(part)] = (part._buffers, "num_batches_tracked")
     return statistics, list(counters.values())
 

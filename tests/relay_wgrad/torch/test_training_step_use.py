@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,18 @@ def test_statistics_of_averaged_weights() -> None:
         torch.optim.swa_utils.update_bn([x, x * 3], averaged)
     torch.optim.swa_utils.update_bn([x, x * 3], twin)
     torch.testing.assert_close(averaged.eval()(x), twin.eval()(x))
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d, nn.SyncBatchNorm])
+def test_batches_are_counted_by_those_that_count_them(kind: Any) -> None:
+    """An InstanceNorm has the buffer, and never writes it."""
+    norm, x = kind(3, affine=True, track_running_stats=True), torch.randn(2, 3, 4, 4)
+    ours = copy.deepcopy(norm)
+    step = rt.TrainingStep(ours, x)
+    for _ in range(2):
+        step(x)
+        norm(x)
+    torch.testing.assert_close(ours.state_dict(), norm.state_dict())
 
 
 class Branches(nn.Module):
