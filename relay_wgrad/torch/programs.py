@@ -134,9 +134,8 @@ class Program:
 
         self.device = _device(module, inputs)
         _check_sharding(module)
-        tensors = (*inputs, *module.parameters(), *module.buffers())
         reads, self.notes = Reads(module), []
-        self.lost = hooks_lost(module) or _norms_lost(module) or foreign(*tensors)
+        self.lost = hooks_lost(module) or _norms_lost(module) or _tensors_lost(module)
         try:
             if self.lost:
                 raise LostError(self.lost)
@@ -356,6 +355,14 @@ def _norms_lost(module: torch.nn.Module) -> str:
     return ""
 
 
+def _tensors_lost(module: torch.nn.Module) -> str:
+    """Which parameter or buffer kernels cannot be given, and why, or ""."""
+    for name, x in (*module.named_parameters(), *module.named_buffers()):
+        if reason := foreign(x):
+            return f"{name!r}: {reason} (fully_shard goes around a step)"
+    return ""
+
+
 def foreign(*tensors: torch.Tensor) -> str:
     """Why kernels cannot be given one of these tensors, or "": they read dense memory."""
     for x in tensors:
@@ -366,8 +373,13 @@ def foreign(*tensors: torch.Tensor) -> str:
 
 
 def _check_sharding(module: torch.nn.Module) -> None:
-    """Raises ValueError where parameters are views of one whose memory comes and goes."""
+    """Raises ValueError where parameters are views of one whose memory comes and goes, and for a
+    wrapper that belongs around the step."""
     for part in module.modules():
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+            raise ValueError(
+                "TrainingStep: DistributedDataParallel goes around the step, not into it"
+            )
         sharded = getattr(part, "_is_fsdp_managed_module", False)
         if sharded and not getattr(part, "_fsdp_use_orig_params", True):
             raise ValueError(
