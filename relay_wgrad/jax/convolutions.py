@@ -23,6 +23,7 @@ def conv_general_dilated(
     batch_group_count: int = 1,
     precision: Any = None,
     preferred_element_type: Any = None,
+    out_sharding: Any = None,
 ) -> Any:
     """`jax.lax.conv_general_dilated` by this package's kernels, and so are its derivatives.
 
@@ -40,6 +41,7 @@ def conv_general_dilated(
             dimension_numbers=dimension_numbers, feature_group_count=feature_group_count,
             batch_group_count=batch_group_count, precision=precision,
             preferred_element_type=preferred_element_type,
+            **_newer(out_sharding=(out_sharding, None)),
         ),
         lhs, rhs,
     )  # fmt: skip
@@ -60,6 +62,7 @@ def conv_transpose(
     lhs: Any, rhs: Any, strides: Sequence[int], padding: str | Sequence[tuple[int, int]],
     rhs_dilation: Sequence[int] | None = None, dimension_numbers: Any = None,
     transpose_kernel: bool = False, precision: Any = None, preferred_element_type: Any = None,
+    use_consistent_padding: bool = False,
 ) -> Any:  # fmt: skip
     """`jax.lax.conv_transpose`, a dgrad of the family: see `conv_general_dilated`."""
     from jax import lax
@@ -69,9 +72,15 @@ def conv_transpose(
             lax.conv_transpose, strides=strides, padding=padding, rhs_dilation=rhs_dilation,
             dimension_numbers=dimension_numbers, transpose_kernel=transpose_kernel,
             precision=precision, preferred_element_type=preferred_element_type,
+            **_newer(use_consistent_padding=(use_consistent_padding, False)),
         ),
         lhs, rhs,
     )  # fmt: skip
+
+
+def _newer(**given: tuple[Any, Any]) -> dict[str, Any]:
+    """Arguments that older releases of JAX lack, each with its default, where they are given."""
+    return {name: value for name, (value, default) in given.items() if value is not default}
 
 
 def optimize(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,10 +92,14 @@ def optimize(function: Callable[..., Any]) -> Callable[..., Any]:
     of `shard_map` within are rewritten too; the derivative rules of `custom_vjp` are not.
     `recorded` tells what became of each convolution.
 
-    Raises ModuleNotFoundError without JAX when it is called.
-    """
+    function : any callable: also a flax or equinox module, or a method of one.
 
-    @wraps(function)
+    Raises TypeError for what cannot be called, and ModuleNotFoundError without JAX when it is.
+    """
+    if not callable(function):
+        raise TypeError(f"optimize: function must be callable, got {type(function).__name__}")
+
+    @wraps(function, updated=())  # a module's attributes are its own
     def called(*args: Any, **kwargs: Any) -> Any:
         from .objects import with_objects
 

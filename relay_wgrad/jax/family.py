@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.sharding import AxisType
@@ -74,11 +75,16 @@ def _read(lhs: Any, rhs: Any, out: Any, params: dict[str, Any]) -> Convolution:
             letters(numbers.lhs_spec, "b", "f"), letters(numbers.rhs_spec, "o", "f"),
             letters(numbers.out_spec, "b", "o"),
         ),
-        params["window_strides"], tuple(low for low, _ in params["padding"]),
-        params["lhs_dilation"], params["rhs_dilation"], (False,) * rank,
+        _ints(params["window_strides"]), _ints(low for low, _ in params["padding"]),
+        _ints(params["lhs_dilation"]), _ints(params["rhs_dilation"]), (False,) * rank,
         params["feature_group_count"], params["batch_group_count"],
         (str(lhs.dtype), str(rhs.dtype), str(out.dtype)),
     )  # fmt: skip
+
+
+def _ints(values: Iterable[Any]) -> tuple[Any, ...]:
+    """NumPy's integers, which `lax` takes, are none to TVM; symbolic ones stay."""
+    return tuple(int(x) if isinstance(x, np.integer) else x for x in values)
 
 
 def _reason(conv: Convolution, params: dict[str, Any]) -> str:
@@ -93,6 +99,8 @@ def _reason(conv: Convolution, params: dict[str, Any]) -> str:
         return "of symbolic sizes"
     if _is_shared_out(params.get("out_sharding")):
         return "out_sharding is given"
+    if min((1, *conv.stride, *conv.lhs_dilation, *conv.rhs_dilation)) < 1:
+        return "a stride or a dilation is below 1, which XLA refuses"
     if find_spec("jax_tvm_ffi") is None:
         return "the package jax-tvm-ffi is not installed: pip install 'relay-wgrad[jax]'"
     return ""

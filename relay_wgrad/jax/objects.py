@@ -31,6 +31,11 @@ def with_objects(
     def is_object(x: Any) -> bool:
         return isinstance(x, kinds)
 
+    # An object that is called, or whose method is, is an argument as well.
+    if is_object(function):
+        args, function = (function, *args), type(function).__call__
+    elif is_object(getattr(function, "__self__", None)):
+        args, function = (function.__self__, *args), function.__func__
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_object)
     objects = [leaf for leaf in leaves if is_object(leaf)]
     if not objects:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from functools import lru_cache, partial
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ..problem import ROLES, ConvProblem
 from . import foreign, sharding, targets
-from .records import Options
+from .records import Options, lowered
 
 convolution_p = core.Primitive("relay_wgrad_convolution")
 _MOST = 1024  # problems that a thread has traced and not lowered
@@ -77,7 +78,8 @@ def _jitted(problem: ConvProblem, options: Options) -> Any:
 
 @convolution_p.def_impl
 def _run(first: Any, second: Any, *, problem: ConvProblem, options: Options) -> Any:
-    return _jitted(problem, options)(first, second)
+    with jax.disable_jit(False):  # whose user steps through what there are operations for
+        return _jitted(problem, options)(first, second)
 
 
 # ---- derivatives ---------------------------------------------------------------------------------
@@ -161,6 +163,10 @@ def _lowered(
     platform: str, ctx: Any, *operands: Any, problem: ConvProblem, options: Options
 ) -> Any:
     built = partial(foreign.call, options=options, platform=platform)
+    parameters = ctx.module_context.lowering_parameters
+    if getattr(parameters, "for_export", False):  # other processes have no such kernels
+        lowered(problem.repro(), "in an exported program")
+        return _by_lax(ctx, *operands, problem=problem, options=options)
     is_shared = sharding.is_shared(ctx.module_context.axis_context)
     if (traced := _traced.taken()) and not is_shared:  # else each device has a share
         foreign.compare(traced, platform)
@@ -182,3 +188,13 @@ def _by_lax(ctx: Any, *operands: Any, problem: ConvProblem, options: Options) ->
 
 mlir.register_lowering(convolution_p, _by_lax)  # of other platforms
 sharding.ask_for_devices(convolution_p)
+
+
+def _checkified(error: Any, enabled: Any, *operands: Any, **params: Any) -> Any:
+    """`checkify.float_checks` look at its result as at `lax`'s."""
+    return _checkify.nan_error_check(convolution_p, error, enabled, *operands, **params)
+
+
+_checkify: Any = import_module("jax._src.checkify")
+if hasattr(_checkify, "nan_error_check"):  # else this JAX looks elsewhere, and not at this
+    _checkify.error_checks[convolution_p] = _checkified

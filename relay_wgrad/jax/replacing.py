@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
 from jax.extend import core
 
 from .family import of_equation
-from .records import told
+from .records import Record, recorded, told
 
 _CONVOLUTION = "conv_general_dilated"
 _MAPPED = "shard_map"
@@ -23,6 +24,9 @@ _MAPPED_BY = {
     "axis_names": "newly_manual_axes",
 }  # fmt: skip
 """Arguments of `jax.shard_map` -> parameters of its equation."""
+_Kept = dict[Any, tuple[core.ClosedJaxpr, list[Record], Sequence[Any]]]
+_kept: WeakKeyDictionary[core.Jaxpr, _Kept] = WeakKeyDictionary()
+"""Programs that were rewritten, of which JAX keeps one for each function that it has traced."""
 
 
 def replaced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -149,8 +153,21 @@ def _rewritten(value: Any, known: Sequence[bool]) -> Any:
 
 
 def _closed(value: core.ClosedJaxpr, known: Sequence[bool]) -> core.ClosedJaxpr:
+    """The program rewritten: the same one for the same, as XLA compiles each but once."""
     if not _has_convolution(value.jaxpr):
         return value
+    kept = _kept.setdefault(value.jaxpr, {})
+    key = (tuple(known), tuple(map(id, value.consts)))
+    if key not in kept:
+        with recorded() as records:
+            kept[key] = _made(value, known), records, value.consts
+    made, records, _ = kept[key]
+    for record in records:
+        told(record.problem, record.reason)
+    return made
+
+
+def _made(value: core.ClosedJaxpr, known: Sequence[bool]) -> core.ClosedJaxpr:
     inner = value.jaxpr.invars
     if any(hasattr(v.aval, "inner_aval") for v in inner):  # which nothing outside can stand for
         told("", "within a program of mutable references")

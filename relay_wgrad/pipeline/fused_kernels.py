@@ -5,6 +5,7 @@ what is summed is fused with it.  A choice by a mask reads the mask as it is: up
 as int64, which on a CPU takes ten times as long.  ReLU, clipping, `maximum` and `minimum` keep
 NaN, as PyTorch's do: upstream's turn it into a bound or drop it, so a network whose parameters have
 become NaN would go on to report a loss.  A product or quotient with the number 0 is computed.
+Powers by small whole numbers are products.
 """
 
 from __future__ import annotations
@@ -157,6 +158,34 @@ def clip(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return te.compute(x.shape, element, name="clip")
 
     return bb.call_te(kept, x, primfunc_name_hint="clip")
+
+
+def power(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A legalization of `relax.power` of floats by a whole number up to 8: as few products.
+
+    Upstream's calls the C library's function for each element, alone, but for squares.  A half's
+    products are float32's, rounded once.
+    """
+    x, number, dtype = call.args[0], _number(call.args[1]), str(call.ty.dtype)
+    exponent = number.value if isinstance(number, tirx.FloatImm) else 0
+    if exponent not in range(1, 9) or not isinstance(call.ty.shape, relax.ShapeExpr):
+        return _upstream(bb, call)
+
+    def product(value: Any, times: int) -> Any:
+        """By halves: with v = u u, v v is the fourth power, and a factor more an odd one."""
+        if times == 1:
+            return value
+        half = product(value, times // 2)
+        return half * half * value if times % 2 else half * half
+
+    def raised(x: Any) -> Any:
+        def element(*i: Any) -> Any:
+            value = x(*i).astype("float32") if dtype in HALVES else x(*i)
+            return product(value, int(exponent)).astype(dtype)
+
+        return te.compute(x.shape, element, name="power")
+
+    return bb.call_te(raised, x, primfunc_name_hint="power")
 
 
 def where(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -335,6 +364,7 @@ _LEGAL: dict[str, Legalizer] = {
     "relax.floor_mod": _of_zero(_zero_remainder, "floor_mod"),
     "relax.mean": mean,
     "relax.clip": clip,
+    "relax.power": power,
     "relax.nn.nll_loss": nll_loss,
     "relax.nn.relu": relu,
     "relax.where": where,

@@ -92,7 +92,10 @@ class Depends:
                         continue
                     grad = self._gradients and tensor.requires_grad
                     same = first.setdefault(id(tensor), len(found))
-                    found.append((name, tensor.shape, tensor.dtype, tensor.device, grad, same))
+                    is_other = is_dispatched(tensor)
+                    found.append(
+                        (name, tensor.shape, tensor.dtype, tensor.device, grad, same, is_other)
+                    )
         return found
 
     # ---- by identity ---------------------------------------------------------------------------
@@ -188,6 +191,12 @@ class Depends:
             and all(get(name, MISSING) is value for get, name, value in self._of_classes)
             and all(holds(get(name, MISSING)) for get, name, holds in self._loose)
         )
+
+
+def is_dispatched(x: torch.Tensor) -> bool:
+    """Whether its class computes what is done to it: `DTensor`, fake and masked tensors, of which
+    nobody else may read the memory."""
+    return type(x).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def _values(groups: Iterable[tuple[Any, list[dict[str, Any]]]]) -> Iterator[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..ambient import outside
 from ..picking import picked
-from .depends import Depends
+from .depends import Depends, is_dispatched
 from .kernels import winograd_is_allowed
 from .on_stream import Turns, replayed
 from .reads import LostError, Reads
@@ -137,9 +137,9 @@ class Program:
         from ..training.step import ADJOINT
 
         self.device = _device(module, inputs)
-        _check_norms(module)
         _check_sharding(module)
-        reads, self.lost, self.notes = Reads(module), hooks_lost(module), []
+        reads, self.notes = Reads(module), []
+        self.lost = hooks_lost(module) or _norms_lost(module) or _tensors_lost(module)
         try:
             if self.lost:
                 raise LostError(self.lost)
@@ -341,35 +341,63 @@ def _statistics(
 ) -> tuple[list[Place], list[Place]]:
     """(the buffers that the graph's outputs renew, in their order, the batch counters of those)."""
     statistics, counters = [], {}
+
+    def counts(part: torch.nn.Module) -> bool:
+        """Whether its forward reads its count of batches, which is for adding to it."""
+        is_read = (id(part.__dict__), "num_batches_tracked") in reads.buffers
+        return is_read and part._buffers.get("num_batches_tracked") is not None
+
     for output in graph.outputs:
         if output in graph.updates:
             target = graph.onnx_names[graph.updates[output]]
             statistics.append(_place(module, target))
             owner = module.get_submodule(target.rpartition(".")[0])
-            if owner._buffers.get("num_batches_tracked") is not None:
+            if counts(owner):  # an InstanceNorm has the buffer, and leaves it alone
                 counters[id(owner)] = (owner._buffers, "num_batches_tracked")
     # A layer without statistics counts its batches all the same, where it is called.
     for part in module.modules():
-        there = isinstance(part, _BatchNorm) and part.num_batches_tracked is not None
-        called = (id(part.__dict__), "num_batches_tracked") in reads.buffers
-        if there and called and part.training and part.track_running_stats:
+        if isinstance(part, _BatchNorm) and counts(part) and part.training:
             counters[id(part)] = (part._buffers, "num_batches_tracked")
     return statistics, list(counters.values())
 
 
-def _check_norms(module: torch.nn.Module) -> None:
+def _norms_lost(module: torch.nn.Module) -> str:
+    """Which layer's statistics a compiled pass would not renew as it does, or ""."""
     for name, part in module.named_modules():
         tracks = part.training and getattr(part, "track_running_stats", False)
         if tracks and getattr(part, "momentum", 0.0) is None:
-            raise ValueError(
-                f"TrainingStep: {name or 'the module'} has momentum=None, so its statistics depend"
-                " on the number of batches: give it a momentum"
+            return (
+                f"{name or 'the module'} has momentum=None, so its statistics depend on the number"
+                " of batches: give it a momentum"
             )
+    return ""
+
+
+def _tensors_lost(module: torch.nn.Module) -> str:
+    """Which parameter or buffer kernels cannot be given, and why, or ""."""
+    for name, x in (*module.named_parameters(), *module.named_buffers()):
+        if reason := foreign(x):
+            return f"{name!r}: {reason} (fully_shard goes around a step)"
+    return ""
+
+
+def foreign(*tensors: torch.Tensor) -> str:
+    """Why kernels cannot be given one of these tensors, or "": they read dense memory."""
+    for x in tensors:
+        if is_dispatched(x) or x.layout is not torch.strided or x.is_nested:
+            kind = type(x).__name__ if is_dispatched(x) else f"tensor of layout {x.layout}"
+            return f"a {'nested tensor' if x.is_nested else kind} has no dense memory of its own"
+    return ""
 
 
 def _check_sharding(module: torch.nn.Module) -> None:
-    """Raises ValueError where parameters are views of one whose memory comes and goes."""
+    """Raises ValueError where parameters are views of one whose memory comes and goes, and for a
+    wrapper that belongs around the step."""
     for part in module.modules():
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+            raise ValueError(
+                "TrainingStep: DistributedDataParallel goes around the step, not into it"
+            )
         sharded = getattr(part, "_is_fsdp_managed_module", False)
         if sharded and not getattr(part, "_fsdp_use_orig_params", True):
             raise ValueError(
@@ -389,15 +417,29 @@ def _device(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.device:
 @contextlib.contextmanager
 def _plain(module: torch.nn.Module) -> Iterator[None]:
     """Within it the module is traced without the hooks of parameters, which autograd runs all the
-    same when it gets the gradients, and without PyTorch's warning of what `Reads` refuses."""
+    same when it gets the gradients, and without PyTorch's warning of what `Reads` refuses.  What
+    `torch.func.functional_call` has put in a parameter's place is a parameter to `torch.export`."""
     hooks = [(p, p._backward_hooks) for p in module.parameters() if p._backward_hooks]
     for parameter, _ in hooks:
         parameter._backward_hooks = None
+    swapped = [
+        (part._parameters, name, x)
+        for part in module.modules()
+        for name, x in part._parameters.items()
+        if x is not None and not isinstance(x, torch.nn.Parameter)
+    ]
+    stand_ins = {
+        id(x): torch.nn.Parameter(x.detach(), requires_grad=x.requires_grad) for _, _, x in swapped
+    }
+    for held, name, x in swapped:
+        held[name] = stand_ins[id(x)]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The tensor attributes? ")
             yield
     finally:
+        for held, name, x in swapped:
+            held[name] = x
         for parameter, given in hooks:
             parameter._backward_hooks = given
 

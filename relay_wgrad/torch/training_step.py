@@ -14,7 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ..argument_types import checked_bool
 from .kernels import DTYPES
-from .programs import Asked, Forward, Handed, Program, choices, keeps_graph
+from .programs import Asked, Forward, Handed, Program, choices, foreign, keeps_graph
 
 if TYPE_CHECKING:
     from ..frontend import Loss
@@ -26,6 +26,10 @@ AGAIN = 8
 PIECES = (1 << 20, 25 << 20)
 """Bytes of gradients from which the first piece of a backward pass ends, and each later one: as
 `DistributedDataParallel`'s buckets."""
+
+
+_TRACING = tuple(torch._C._TorchDispatchModeKey.__members__.values())  # PyTorch's own modes
+_TRACED = "a trace (torch.export, make_fx, fake tensors) does not look into a compiled pass"
 
 
 class _Piece(torch.autograd.Function):
@@ -202,7 +206,7 @@ class TrainingStep(torch.nn.Module):
         for x in inputs[count:]:
             if x.requires_grad:
                 raise ValueError("TrainingStep: the target must not require a gradient")
-        reason = _why_not_now()
+        reason = _why_not_now() or foreign(*inputs)
         if reason:
             return self._by_pytorch(reason, inputs)
         # Another thread's export has stand-ins in the module for its tensors, for a while.
@@ -242,10 +246,11 @@ class TrainingStep(torch.nn.Module):
         return super().__call__(*inputs)
 
     def _by_pytorch(self, reason: str, inputs: Sequence[Any]) -> Any:
-        """What the module gives, run by PyTorch, which is said once for each reason."""
+        """What the module gives, run by PyTorch, which is said once for each reason; a trace runs
+        nothing, and its maker gets what was asked for."""
         if self._options[1] != "none":
             raise ValueError(f"TrainingStep: {reason}: call the module")
-        if reason not in self._told:
+        if reason != _TRACED and reason not in self._told:
             self._told.add(reason)
             warnings.warn(f"TrainingStep: PyTorch runs this: {reason}", stacklevel=4)
         return self._wrapped(*inputs)
@@ -339,4 +344,7 @@ def _why_not_now() -> str:
         return "forward-mode differentiation does not look into a compiled pass"
     if torch.jit.is_tracing():
         return "torch.jit.trace does not look into a compiled pass"
+    # What is computed while one of these traces would be a constant of its graph, or has no memory.
+    if any(map(torch._C._get_dispatch_mode, _TRACING)):
+        return _TRACED
     return ""

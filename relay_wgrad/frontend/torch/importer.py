@@ -117,10 +117,11 @@ def _dtype(program: Any) -> str:
     if not found:
         raise ValueError("from_torch: the module has no parameters: there is nothing to train")
     if len(found) != 1 or not found <= {"float32", "float64"}:
-        remedy = "; half precision is Trainer's dtype" if found & set(HALVES) else ""
+        is_half = found & set(HALVES)
+        remedy = "; half precision is Trainer's dtype, a TrainingStep's torch.autocast"
         raise ValueError(
             f"from_torch: parameters must all be float32 or all float64, got"
-            f" {', '.join(sorted(found))}{remedy}"
+            f" {', '.join(sorted(found))}{remedy if is_half else ''}"
         )
     return found.pop()
 

@@ -87,6 +87,19 @@ def test_what_a_function_writes_into_nnx_objects(where: str) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("called", [lambda model: model, lambda model: model.__call__])
+def test_an_nnx_object_that_is_the_function(called: Any) -> None:
+    """Its statistics are written into it."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 8, 8, 3)), "float32")
+    ours, twin = Small(), Small()
+    found, wanted = rj.optimize(called(ours))(x), twin(x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    each = [jax.tree.leaves(nnx.state(model, nnx.BatchStat)) for model in (ours, twin)]
+    assert each[0]
+    for a, b in zip(*each, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
 def test_nnx_objects_of_another_structure_are_refused() -> None:
     def adds(model: Small) -> Any:
         model.more = nnx.Param(jnp.zeros(3))

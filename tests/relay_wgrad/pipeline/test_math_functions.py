@@ -41,6 +41,60 @@ def test_cuda_is_asked_for_what_it_has(dtype: str) -> None:
     assert not re.search(r"\bh(sinh|cosh|nearbyint)\(", kernels)
 
 
+def powers(dtype: str, exponents: list[float], times: int = 1) -> Any:
+    """Of x, each exponent's power of its power, so many times."""
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 40), dtype))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            made = []
+            for exponent in exponents:
+                y = x
+                for _ in range(times):
+                    y = bb.emit(relax.op.power(y, relax.const(exponent, dtype)))
+                made.append(y)
+            out = bb.emit_output(relax.Tuple(made))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [("float16", 1e-3), ("bfloat16", 8e-3), ("float32", 1e-6), ("float64", 1e-15)],
+)
+def test_whole_powers_are_products(dtype: str, tolerance: float) -> None:
+    """The C library's function for each element alone took three times as long as the rest."""
+    exponents = [*range(1, 9), *([-3.0, 2.5] if dtype != "bfloat16" else [])]  # which TVM has not
+    given = [*np.linspace(-1.6, 1.6, 117).tolist(), np.nan, np.inf, -np.inf]
+    rounded = torch.tensor(given, dtype=getattr(torch, dtype)).reshape(3, 40)
+    target = legalize.cpu.host_target()
+    machine = virtual_machine(powers(dtype, exponents), target, cpu_pipeline())
+    for exponent, got in zip(
+        exponents, machine["main"](tvm.runtime.from_dlpack(rounded)), strict=True
+    ):
+        want = rounded.double() ** exponent
+        found = torch.from_dlpack(got).double()
+        torch.testing.assert_close(
+            found, want, rtol=tolerance, atol=tolerance / 1e3, equal_nan=True
+        )
+
+
+def test_a_power_of_powers() -> None:
+    """Fused, it must not have its argument eight times to the power of six."""
+    target, given = legalize.cpu.host_target(), np.linspace(0.999, 1.001, 120, dtype="float64")
+    machine = virtual_machine(powers("float64", [7.0], 6), target, cpu_pipeline())
+    got = machine["main"](tvm.runtime.tensor(given.reshape(3, 40)))[0].numpy()
+    np.testing.assert_allclose(got.ravel(), given**7.0**6, rtol=1e-9)
+
+
+def test_no_library_is_called_for_a_whole_power() -> None:
+    with tvm.target.Target(legalize.cpu.host_target()):
+        text = str(cpu_pipeline()(powers("float32", [3.0])))
+    assert "pow" not in text.replace("power", "")
+    with tvm.target.Target(legalize.cpu.host_target()):
+        assert "pow" in str(cpu_pipeline()(powers("float32", [2.5]))).replace("power", "")
+
+
 @pytest.mark.parametrize("name", ["tanh", "atanh", "sigmoid", "sinh"])
 def test_of_itself_many_times(name: str) -> None:
     """Fused, it is one expression, which must not have an argument twice to the power of twelve."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 import relay_wgrad.torch as rt
 from relay_wgrad.torch import programs
@@ -47,6 +51,79 @@ def test_refused(name: str) -> None:
     module, example, options, kind, words = REFUSED[name]
     with pytest.raises(kind, match=words):
         rt.TrainingStep(module, example, **options)
+
+
+TRACES: dict[str, Any] = {
+    "make_fx": lambda step, x: make_fx(step)(x),
+    "export": lambda step, x: torch.export.export(step, (x,)).module(),
+    "a step in a step": lambda step, x: rt.TrainingStep(nn.Sequential(step, nn.Identity()), x),
+}
+
+
+@pytest.mark.filterwarnings("error:TrainingStep")
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace_has_the_module(name: str) -> None:
+    layers, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+    step = rt.TrainingStep(layers, x)
+    traced = TRACES[name](step, x)
+    torch.testing.assert_close(traced(x + 1), layers(x + 1))
+    with pytest.raises(
+        ValueError, match=r"a trace .* does not look into a compiled pass: call the"
+    ):
+        make_fx(rt.TrainingStep(layers, x, loss="mse"))(x, x)
+
+
+def test_fake_tensors_have_shapes() -> None:
+    step = rt.TrainingStep(nn.Linear(4, 2), torch.randn(3, 4))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert step(mode.from_tensor(torch.randn(5, 4))).shape == (5, 2)
+
+
+def test_tensors_without_memory_are_pytorchs() -> None:
+    layer, x = nn.Linear(4, 2), torch.randn(3, 4)
+    step = rt.TrainingStep(layer, x)
+    with pytest.warns(UserWarning, match="PyTorch runs this: a TwoTensor has no dense memory"):
+        made = step(TwoTensor(x, x + 1))
+    torch.testing.assert_close(made.b, layer(x + 1))
+    with pytest.warns(UserWarning, match="a tensor of layout torch.sparse_coo has no dense memory"):
+        torch.testing.assert_close(step(x.to_sparse()), layer(x))
+    weight = layer.weight.detach()
+    layer.weight = nn.Parameter(TwoTensor(weight * 2, weight))
+    assert isinstance(step(TwoTensor(x, x)), TwoTensor)
+    with pytest.raises(ValueError, match="TrainingStep: 'weight': a TwoTensor has no dense"):
+        rt.TrainingStep(layer, x)
+
+
+def test_functional_call_of_a_new_shape() -> None:
+    layer = nn.Linear(4, 2)
+    step, x = rt.TrainingStep(layer, torch.randn(3, 4)), torch.randn(5, 4)
+    (torch.func.functional_call(step, {"weight": layer.weight * 2}, (x,))).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, 2 * x.sum(0).expand(2, 4))
+    assert isinstance(layer.weight, nn.Parameter)
+
+
+def test_statistics_of_averaged_weights() -> None:
+    """`update_bn` sets momentum=None for a while."""
+    layers, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(6, 4)
+    averaged = torch.optim.swa_utils.AveragedModel(rt.TrainingStep(layers, x))
+    twin = torch.optim.swa_utils.AveragedModel(layers)
+    with pytest.warns(UserWarning, match="PyTorch runs this: 1 has momentum=None"):
+        torch.optim.swa_utils.update_bn([x, x * 3], averaged)
+    torch.optim.swa_utils.update_bn([x, x * 3], twin)
+    torch.testing.assert_close(averaged.eval()(x), twin.eval()(x))
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d, nn.SyncBatchNorm])
+def test_batches_are_counted_by_those_that_count_them(kind: Any) -> None:
+    """An InstanceNorm has the buffer, and never writes it."""
+    norm, x = kind(3, affine=True, track_running_stats=True), torch.randn(2, 3, 4, 4)
+    ours = copy.deepcopy(norm)
+    step = rt.TrainingStep(ours, x)
+    for _ in range(2):
+        step(x)
+        norm(x)
+    torch.testing.assert_close(ours.state_dict(), norm.state_dict())
 
 
 class Branches(nn.Module):
