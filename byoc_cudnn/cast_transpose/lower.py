@@ -3,7 +3,8 @@
 Those of parameters, at the function's begin, and those whose results are the function's, at its
 end: in a training step the weights' and their gradients'.  A chain is a cast, a transposition, a
 product with one scalar, each at most once, the product in float32, and reshapes between them, as a
-bias has one.
+bias has one.  A result that is a reshape alone is a copy, for what is returned is no view; so it
+goes along too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .call import DTYPES, CastTransposeCall, Transposition
 from .codegen import CAST_TRANSPOSES
 
 CAST, PERMUTE, SCALE = "relax.astype", "relax.permute_dims", "relax.multiply"
-RESHAPE = "relax.reshape"  # no kernel alone
+RESHAPE = "relax.reshape"
 KERNEL = "relax.call_tir"
 _LEAST = 4  # tensors for which a launch for all is worth a call of its own
 _MOST = 1 << 24  # elements: larger tensors fill the GPU alone
@@ -128,7 +129,7 @@ class _Function:
         for binding in self.view.bindings:
             alone = not isinstance(binding.var, relax.DataflowVar)
             if alone and binding.var not in self.view.uses and self._is_step(binding.var):
-                chain = self._chain(binding.var)
+                chain = self._chain(binding.var, copies=True)
                 if chain is not None and chain.source not in self.view.params:
                     chains.append(chain)
         return chains
@@ -155,7 +156,8 @@ class _Function:
         good = isinstance(scalar, relax.Var) and scalar.ty.ndim == 0 and tensor.ty.ndim > 0
         return scalar if good else None
 
-    def _chain(self, end: relax.Var) -> _Chain | None:
+    def _chain(self, end: relax.Var, copies: bool = False) -> _Chain | None:
+        """What ends in a variable; `copies`: also where that is a reshape alone."""
         inside: list[relax.Var] = []
         moved: relax.Call | None = None  # the transposition
         scale, cast, at = None, False, end
@@ -178,7 +180,7 @@ class _Function:
             if at is not end:
                 inside.append(at)
             at = source
-        if not cast and moved is None and scale is None:
+        if not cast and moved is None and scale is None and not copies:
             return None  # another name
         return self._made(at, end, moved, tuple(inside), scale)
 

@@ -24,8 +24,9 @@ _ELEMENTS = {
     "float32": ("kFloat", "float"),
     "float64": ("kDouble", "double"),
 }
-# Rows of a thread on the way at once: images are few rows, and there are more sums of each.
-_GATED_ROWS = "#define RW_NORM_UNROLL 4"
+# Rows of a thread on the way at once: images are few rows, and there are more sums of each; but of
+# moments alone as many as a batch's have.
+_GATED_ROWS = {True: "#define RW_NORM_UNROLL 8", False: "#define RW_NORM_UNROLL 4"}
 _ACTIVATIONS = {
     "": "kNone", "relu": "kRelu", "relu6": "kRelu6", "leaky_relu": "kLeakyRelu", "silu": "kSilu",
     "gelu": "kGelu", "gelu_tanh": "kGeluTanh", "hardswish": "kHardswish", "elu": "kElu",
@@ -88,7 +89,8 @@ def _gated_body(name: str) -> str | None:
     more = [str(bool(flag)).lower() for flag in told]
     words = ", ".join([_ELEMENTS[dtype][1], f"Activation::{act}", *more])
     parts = ["device", "together", "forward", "gated"]
-    texts = [_GATED_ROWS, *(NORMS.template(f"norm_{part}.h") for part in parts)]
+    moments = direction == "squeeze" and activation == "none"
+    texts = [_GATED_ROWS[moments], *(NORMS.template(f"norm_{part}.h") for part in parts)]
     return NORMS.exported(name, texts, f"{direction}<{words}>")
 
 

@@ -34,6 +34,29 @@ struct Moments {
       m2[i] = square;
     }
   }
+
+  // Of the first so many rows, at least one.
+  template <int N>
+  __device__ void add_first(const Pack<T, V> (&rows)[N], int number) {
+    using A = Sum<T>;
+    const A share = A(number) / A(count + number), both = share * A(count), each = A(1) / A(number);
+    count += number;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      A sum = wide(rows[0].value[i]);
+#pragma unroll
+      for (int u = 1; u < N; ++u) sum += u < number ? wide(rows[u].value[i]) : A(0);
+      const A middle = sum * each, apart = middle - mean[i];
+      A square = m2[i] + apart * apart * both;
+#pragma unroll
+      for (int u = 0; u < N; ++u) {
+        const A d = u < number ? wide(rows[u].value[i]) - middle : A(0);
+        square += d * d;
+      }
+      mean[i] += apart * share;
+      m2[i] = square;
+    }
+  }
 };
 
 // Of all rows of a block; all of its threads call it.

@@ -16,6 +16,23 @@ namespace {
 using Images = Shape<true, true>;
 using Rows = Shape<false, true>;  // of the batch
 
+// Numbers of a thread's channels, where they can be in accesses of 16 bytes: one by one they are as many
+// lines of the first-level cache as a thread has rows of a small image.
+template <int V, typename A>
+__device__ inline void load_numbers(A (&to)[V], const A* from, const Place& at, const Images& shape) {
+  const A* const first = from + at.channel;
+  constexpr int kEach = 16 / sizeof(A);
+  if (V % kEach != 0 || shape.fold != 1 || at.left < V || reinterpret_cast<uintptr_t>(first) % 16 != 0) {
+    load_columns(to, from, at, shape);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < V; i += kEach) {
+    const uint4 bits = __ldg(reinterpret_cast<const uint4*>(first + i));
+    memcpy(to + i, &bits, sizeof(bits));
+  }
+}
+
 // What a thread needs of its channels; beta takes the place of rstd.
 template <int V, typename A>
 struct Affine {
@@ -23,17 +40,17 @@ struct Affine {
   __device__ Affine() {}
   __device__ Affine(const A* gamma, const A* beta, const A* mean, const A* rstd, const Place& at,
                     const Images& shape) {
-    load_columns(middle, mean, at, shape);
+    load_numbers(middle, mean, at, shape);
     load(gamma, beta, rstd, at, shape);
   }
   // All but what is subtracted.
   __device__ void load(const A* gamma, const A* beta, const A* rstd, const Place& at,
                        const Images& shape) {
-    load_columns(scale, gamma, at, shape);
-    load_columns(shift, rstd, at, shape);
+    load_numbers(scale, gamma, at, shape);
+    load_numbers(shift, rstd, at, shape);
 #pragma unroll
     for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
-    load_columns(shift, beta, at, shape);
+    load_numbers(shift, beta, at, shape);
   }
 };
 
@@ -176,15 +193,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
         if (u >= count) break;
         load<whole>(rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
       }
-      if (count == kUnroll) {
-        seen.add(rows);
-        return;
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const Pack<T, V> one[1] = {rows[u]};
-        if (u < count) seen.add(one);
-      }
+      seen.add_first(rows, count);
     });
   }
   write_moments(seen, partial, at, shape);
@@ -210,10 +219,11 @@ struct Parts {
   }
 };
 
-// Of a batch, by the moments of its images.
+// Of a batch, by the moments of its images; and of each image, by the batch's statistics.
 template <typename A>
 __global__ void __launch_bounds__(kFew* kParts)
-    statistics_of_images(const A* __restrict__ partial, Statistics<A> s, Images shape) {
+    statistics_of_images(const A* __restrict__ partial, Statistics<A> s, const A* __restrict__ gamma,
+                         const A* __restrict__ beta, A* __restrict__ squeezed, Images shape) {
   begin();
   const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
   const Parts<A> parts{partial, channel < shape.real() ? channel : 0, shape};
@@ -224,27 +234,18 @@ __global__ void __launch_bounds__(kFew* kParts)
     const A apart = parts.mean(i) - mean;
     return parts.m2(i) + parts.rows(i) * apart * apart;
   });
-  if (channel < shape.real() && threadIdx.x < kFew) s.write(channel, mean, m2 / n, n);
-}
-
-// A thread for each channel of an image.
-template <typename A>
-__global__ void __launch_bounds__(kThreads)
-    means_of_images(const A* __restrict__ partial, const A* __restrict__ gamma,
-                    const A* __restrict__ beta, const A* __restrict__ mean,
-                    const A* __restrict__ rstd, A* __restrict__ squeezed, Images shape) {
-  begin();
-  const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t channel = at % shape.real(), image = at / shape.real();
-  if (image >= shape.images) return;
-  const Parts<A> parts{partial, channel, shape};
-  const int each = parts.of_image(), first = static_cast<int>(image) * each;
-  A apart = 0;
-  for (int i = first; i < first + each; ++i) {
-    apart += parts.rows(i) * less(parts.mean(i), mean[channel]);
+  if (channel >= shape.real()) return;
+  if (threadIdx.x < kFew) s.write(channel, mean, m2 / n, n);
+  const A scale = times(gamma[channel], s.of(m2 / n)), shift = beta[channel];
+  const int each = parts.of_image(), images = static_cast<int>(shape.images);
+  for (int image = threadIdx.x / kFew; image < images; image += kParts) {
+    A apart = 0;
+    for (int i = image * each; i < (image + 1) * each; ++i) {
+      apart += parts.rows(i) * less(parts.mean(i), mean);
+    }
+    apart /= A(shape.rows * shape.fold);
+    squeezed[image * shape.real() + channel] = times_plus(apart, scale, shift);
   }
-  apart /= A(shape.rows * shape.fold);
-  squeezed[at] = times_plus(apart, times(gamma[channel], rstd[channel]), beta[channel]);
 }
 
 template <typename T, int V, bool whole, Activation act>
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   if (at.left <= 0) return;
   const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
   A factor[V];
-  load_columns(factor, gate + at.image * shape.real(), at, shape);
+  load_numbers(factor, gate + at.image * shape.real(), at, shape);
   auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
     Pack<T, V> out;
 #pragma unroll
@@ -344,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   A sums[kGateSums][V] = {};
   if (at.left > 0) {
     Affine<V, A> affine;
-    load_columns(affine.middle, mean, at, shape);
+    load_numbers(affine.middle, mean, at, shape);
     if constexpr (!kPlain) affine.load(gamma, beta, rstd, at, shape);
     int rows = 0;
     auto add = [&](const Pack<T, V>& g, const Pack<T, V>& a) {
@@ -444,17 +445,17 @@ __global__ void __launch_bounds__(kThreads, kResident)
   if (at.left <= 0) return;
   const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
   A factor[V], share[V], slope[V], level[V];
-  load_columns(slope, dgamma, at, shape);
-  load_columns(level, dbeta, at, shape);
-  load_columns(factor, rstd, at, shape);
+  load_numbers(slope, dgamma, at, shape);
+  load_numbers(level, dbeta, at, shape);
+  load_numbers(factor, rstd, at, shape);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const A each = A(1) / (A(shape.rows * shape.fold) * A(shape.images));
     slope[i] = affine.scale[i] * factor[i] * (slope[i] * each);
     level[i] = affine.scale[i] * (level[i] * each);
   }
-  load_columns(factor, gate + at.image * shape.real(), at, shape);
-  load_columns(share, lift + at.image * shape.real(), at, shape);
+  load_numbers(factor, gate + at.image * shape.real(), at, shape);
+  load_numbers(share, lift + at.image * shape.real(), at, shape);
   auto write = [&](int64_t i, const Pack<T, V>& g, const Pack<T, V>& a) {
     Pack<T, V> out;
 #pragma unroll
@@ -498,13 +499,9 @@ int squeeze_plain(const RelayWgradNormCall& call, cudaStream_t stream) {
                                                      : image_moments<T, V, false>;
   cudaError_t error = launch(kernel, grid_of(shape), kThreads, stream, x, partial, shape);
   if (error != cudaSuccess) return finished(error);
-  const auto* const sums = static_cast<const A*>(partial);
-  error = launch(statistics_of_images<A>, few_grid(shape), kFew * kParts, stream, sums, s, shape);
-  if (error != cudaSuccess) return finished(error);
-  return finished(launch(means_of_images<A>, images_grid(shape), kThreads, stream, sums,
-                         static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
-                         static_cast<const A*>(s.mean), static_cast<const A*>(s.rstd),
-                         static_cast<A*>(call.squeezed), shape));
+  return finished(launch(statistics_of_images<A>, few_grid(shape), kFew * kParts, stream,
+                         static_cast<const A*>(partial), s, static_cast<const A*>(call.gamma),
+                         static_cast<const A*>(call.beta), static_cast<A*>(call.squeezed), shape));
 }
 
 template <typename T, Activation act>

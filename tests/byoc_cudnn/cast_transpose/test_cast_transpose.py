@@ -178,3 +178,32 @@ def test_reshapes_go_along() -> None:
     got, want = (_run(m, values) for m in (mod.without_attr("external_mods"), before))
     for a, b in zip(got, want, strict=True):
         assert np.array_equal(a, b)
+
+
+def test_results_that_are_reshapes_are_copied_together() -> None:
+    """As gradients of biases are; what is returned is no view of something else."""
+    builder = relax.BlockBuilder()
+    emit, op = builder.emit, relax.op
+    shapes = [(3, n) for n in (5, 8, 13, 21)]
+    params = [relax.Var(f"p{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
+    with builder.function("main", params):
+        with builder.dataflow():
+            sums = [emit(op.sum(p, [0], keepdims=True)) for p in params]
+            out = [
+                builder.emit_output(op.reshape(t, (n,)))
+                for t, (_, n) in zip(sums, shapes, strict=True)
+            ]
+        builder.emit_func_output(relax.Tuple(out))
+    before = builder.get()
+    mod, (entry,) = lower_cast_transposes(before, 90)
+    relax.analysis.well_formed(mod)
+    names = [op_name(b.value) for b in mod["main"].body.blocks[0].bindings]
+    assert "relax.reshape" not in names
+    call = CastTransposeCall(
+        "", "float32", "float32", tuple(Transposition(1, 1, n) for _, n in shapes)
+    )
+    tvm_ffi.register_global_func(entry.symbol, _by_numpy(call), override=True)
+    values = [np.random.default_rng(i).standard_normal(s, "float32") for i, s in enumerate(shapes)]
+    got, want = (_run(m, values) for m in (mod.without_attr("external_mods"), before))
+    for a, b in zip(got, want, strict=True):
+        assert np.array_equal(a, b)
