@@ -44,7 +44,8 @@ class Sums:
         self.taps = [(i, j) for i in range(self.tall) for j in range(self.wide)]
         self.strides, self.dilation = problem.strides[-2:], problem.dilation[-2:]
         self.before = problem.padding[problem.rank - 2 : problem.rank]
-        self.deep, self.planes = (problem.t, problem.z) if problem.rank == 3 else (1, 1)
+        self.deep: int = problem.t if problem.rank == 3 else 1
+        self.planes: int = problem.z if problem.rank == 3 else 1
         rows, columns = problem.r // self.tall, problem.s // self.wide
         self.grid = (panels.groups, panels.block // lanes, self.deep, rows, columns)
 
