@@ -93,8 +93,8 @@ RULES = (
         )
     ),
     Rule(
-        "depthwise lines", "one channel per group, and a vector is less than a cache line: whole"
-        " lines of pixels at a time", _lines, depthwise_kernels.write_lines,
+        "depthwise lines", "one channel per group: blocks of pixels with all channels, as they lie"
+        " in memory", _lines, depthwise_kernels.write_lines,
     ),
     Rule(
         "depthwise sums", "one channel per group: its taps' sums wait in registers",

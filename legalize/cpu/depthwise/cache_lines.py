@@ -1,9 +1,9 @@
-"""wgrad of depthwise convolutions where a vector is less than a cache line.
+"""wgrad of depthwise convolutions by blocks of pixels, all channels of each.
 
 With a sum over all pixels per vector of channels, each line would be fetched for every vector that
-shares it.  Here a task takes some channels of some rows of the gradient, and vectors that share
-lines follow each other in each block of pixels.  The sums are in memory, and in registers for a
-block.
+shares it, and one that a vector fills comes from far away, a pixel's channels apart from the last.
+Here a task takes some channels of some rows of the gradient, and vectors follow each other, as in
+memory, in each block of pixels.  The sums are in memory, and in registers for a block.
 """
 
 from __future__ import annotations
@@ -39,10 +39,19 @@ from ..machine import Machine
 _PIXELS, _COLUMNS = 28, 7
 
 
+# Where a vector is a line: taps of which the other form has registers for all at once, and level-2
+# caches from which on tensors come from far away.  Measured.
+_FEW_TAPS, _CACHES = 9, 4
+
+
 def pays(problem: ConvProblem, m: Machine) -> bool:
-    """Whether lines would leave the level-2 cache before the next vector needs them."""
-    if m.vector_bytes >= m.line_bytes or problem.s > m.registers - 4:
+    """Whether lines would leave the level-2 cache before the next vector needs them; where a vector
+    is a line, whether they come from beyond it."""
+    if problem.s > m.registers - 4:
         return False
+    if m.vector_bytes >= m.line_bytes:
+        many = problem.r * problem.s > _FEW_TAPS or problem.strides != (1, 1)
+        return bool(many or not problem.is_static or problem.bytes > _CACHES * m.l2_bytes)
     pixels = problem.n * (problem.h * problem.w + problem.p * problem.q)
     return not isinstance(pixels, int) or pixels * m.line_bytes > m.l2_bytes // 2
 

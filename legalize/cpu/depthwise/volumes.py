@@ -1,5 +1,6 @@
 """fprop of depthwise convolutions of three dimensions, of as many filters as channels, and dgrad of
-stride 1, which is fprop by the taps in reverse with another padding, perhaps a negative one.
+stride 1, which is fprop by the taps in reverse with another padding, perhaps a negative one.  wgrad
+is the kernel of two dimensions (`register_sums`), plane by plane.
 
 With depth as channels (`legalize.cpu.volume`) each would be a group of a few channels, whose
 kernels fill no vector.  Where channels are last they fill the vectors, as in two dimensions; where
@@ -30,8 +31,10 @@ from ..emitters.loops import (
     vector,
     zero,
 )
+from ..emitters.memory import Memory
 from ..machine import Machine
 from ..volume import Volume
+from .kernels import write_sums
 
 NAME = "depthwise volume"
 REASON = "one channel per group in three dimensions: channels, or columns, fill the vectors"
@@ -41,10 +44,12 @@ _UNROLLED = 3  # taps of a row that are written out
 
 def applies(problem: ConvProblem, m: Machine) -> bool:
     """Whether this is the kernel of a problem of three dimensions."""
+    if problem.groups != problem.c or problem.k != problem.c or problem.c == 1:
+        return False
+    if problem.kind is ConvKind.WGRAD:
+        return problem.c >= m.lanes(problem.accum_dtype) // 2
     return (
         _is_affine(problem)
-        and problem.groups == problem.c == problem.k
-        and problem.c > 1
         and sum(not inner for _, inner, _ in _tiles(_axes(problem)[2], m)) <= _MOST_WRITTEN
     )
 
@@ -84,6 +89,11 @@ def _tiles(columns: Axis, m: Machine) -> list[tuple[int, bool, int]]:
 
 def write(problem: ConvProblem, m: Machine, buffers: dict[str, Expr]) -> None:
     """The whole kernel: operands in, tiles, result out."""
+    if problem.kind is ConvKind.WGRAD:
+        memory = Memory(problem, buffers, problem.accum_dtype, m)
+        write_sums(problem, m, memory)
+        memory.scratch.keep()
+        return
     p, v = problem, Volume(problem, m, buffers)
     operand, _, result = p.roles
     if p.strides[2] == 1 and all(_plain(p, role, "NCDHW") for role in (operand, result)):

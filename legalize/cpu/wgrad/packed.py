@@ -68,7 +68,7 @@ STRIDED = 128
 # An operand is read in place where a unit's pixels lie within so many bytes, which the pages of a
 # level-1 TLB cover; more if they have some places in a way of a level-1 cache.  The gradient is to
 # stay in that cache, so its pixels must have many, unless tiles are few.  All measured.
-_SPREAD, _MORE, _SOME_PLACES = 256 << 10, 400 << 10, 8
+SPREAD, WIDE_SPREAD, _SOME_PLACES = 256 << 10, 400 << 10, 8
 _MANY_PLACES, _FEW_TILES = 16, 8
 # Loads in the time of a multiply-add of a register tile's row; cycles of an element of the result
 # that changes its place; and what turning must save.
@@ -199,18 +199,18 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         size = problem.r * problem.s * channels * problem.k
         result = memory.flat("weight")
         sums = Destination(result, size, filters, block, step["H"], step["W"], step["I"])
-        _Core(problem, m, accum, batch, sums, vectors, lanes).write(batch, memory)
+        Core(problem, m, accum, batch, sums, vectors, lanes).write(batch, memory)
         return
     buffer, panels = memory.panels("O", groups, filters, channels, block)
     sums = Destination(
         buffer, groups * panels.at(1, 0, 0, 0), panels.at(1, 0, 0, 0),
         panels.block_step, panels.r_step, panels.s_step, block,
     )  # fmt: skip
-    _Core(problem, m, accum, batch, sums, vectors, lanes).write(batch, memory)
+    Core(problem, m, accum, batch, sums, vectors, lanes).write(batch, memory)
     memory.move_weight(buffer, panels, False)
 
 
-class _Core:
+class Core:
     def __init__(
         self, problem: ConvProblem, m: Machine, accum: str, batch: Batch, sums: Destination,
         vectors: int, lanes: int,
@@ -252,7 +252,7 @@ class _Core:
         self.asks = self.pixels.total is not None and not m.has_few_registers
         places = [m.l1_way_bytes // math.gcd(step, m.l1_way_bytes) for step in (y, x)]
         near = [
-            self.asks and self.pixels.q * step <= (_MORE if many >= _SOME_PLACES else _SPREAD)
+            self.asks and self.pixels.q * step <= (WIDE_SPREAD if many >= _SOME_PLACES else SPREAD)
             for step, many in zip((y, x), places, strict=True)
         ]
         stays = places[0] >= _MANY_PLACES or self.work.tiles <= _FEW_TILES

@@ -73,12 +73,21 @@ def test_symbolic_batch(line: str, kind: ConvKind) -> None:
         assert error_of(replace(problem, n=size), kernel) <= tolerance(problem)
 
 
-def test_taken_for_vectors_that_share_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_for_what_comes_from_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors that share lines, and those of a line where taps are many or pixels skipped."""
     monkeypatch.undo()
     problem = ConvProblem.parse(LARGE)
-    avx512 = Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
+    avx2, avx512 = (
+        machine(Target({"kind": "llvm", "mcpu": f"x86-64-{v}", "num-cores": 2}))
+        for v in ("v3", "v4")
+    )
     wide = ConvProblem.parse(LARGE.replace("s=3", "s=13"))
-    assert depthwise_lines.pays(problem, machine(AVX2))
-    assert not depthwise_lines.pays(problem, machine(avx512))
-    assert not depthwise_lines.pays(wide, machine(AVX2))
-    assert not depthwise_lines.pays(replace(problem, n=1, h=8, w=8), machine(AVX2))
+    small = replace(problem, n=1, h=8, w=8)
+    assert depthwise_lines.pays(problem, avx2)
+    assert not depthwise_lines.pays(wide, avx2)
+    assert not depthwise_lines.pays(small, avx2)
+    assert depthwise_lines.pays(problem, avx512)
+    assert depthwise_lines.pays(replace(problem, strides=(1, 1)), avx512)
+    assert not depthwise_lines.pays(replace(small, strides=(1, 1)), avx512)
+    assert depthwise_lines.pays(small, avx512)
+    assert depthwise_lines.pays(replace(small, strides=(1, 1), r=5, s=5), avx512)

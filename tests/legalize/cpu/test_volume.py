@@ -35,6 +35,8 @@ CORNERS = (
     "{} n=2 c=7 d=4 h=3 w=90 k=7 t=3 r=1 s=7 pad=1,0,3,1,0,3 groups=7 layout=NDHWC/ODHWI/NDHWC",
     "{} n=2 c=3 d=4 h=9 w=90 k=3 t=3 r=3 s=7 stride=2,3,1 pad=1,1,3,1,1,3 groups=3",
     "{} n=1 c=2 d=4 h=9 w=32 k=2 t=3 r=2 s=3 pad=1,0,1,1,0,1 groups=2 dtype=f32/bf16/f32",
+    "{} n=1 c=17 d=6 h=4 w=7 k=17 t=2 r=1 s=3 stride=1,2,3 pad=0,0,1,3,0,1 dil=3,1,2 groups=17",
+    "{} n=3 c=32 d=3 h=9 w=9 k=32 t=5 r=6 s=5 pad=2,2,1,2,0,1 groups=32 layout=NDHWC/DHWIO/NDHWC",
     "{} n=2 c=12 d=6 h=4 w=6 k=8 t=2 r=2 s=2 stride=2,2,2 groups=2",
     "{} n=2 c=5 d=6 h=5 w=5 k=8 t=3 r=2 s=1 stride=3,1,2 layout=NDHWC/ODHWI/NDHWC",
     "{} n=2 c=5 d=7 h=5 w=5 k=8 t=3 r=2 s=1 stride=3,1,2 dtype=f16/f16/f16",
@@ -118,6 +120,7 @@ def test_as_many_multiplications_as_there_are() -> None:
     [
         ("k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1", "depth as taps, direct"),
         ("k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=16", "depthwise volume"),
+        ("k=16 t=3 r=3 s=3 stride=2,2,1 pad=1,1,1,1,1,1 groups=16", "depthwise volume"),
         ("k=32 t=3 r=3 s=3 pad=1,1,1,1,1,1 groups=16", "depth as taps, direct"),
         ("k=16 t=3 r=1 s=1 pad=1,0,0,1,0,0", "direct"),
         ("k=16 t=3 r=1 s=1 pad=1,0,0,1,0,0 layout=DNHWC/ODHWI/NDHWC", "direct"),
@@ -127,9 +130,12 @@ def test_as_many_multiplications_as_there_are() -> None:
     ],
 )
 def test_what_is_chosen_is_said(line: str, name: str) -> None:
-    made = cpu.kernel(ConvProblem.parse(f"fprop n=2 c=16 d=8 h=8 w=8 {line}"), FAST)
+    p = ConvProblem.parse(f"fprop n=2 c=16 d=8 h=8 w=8 {line}")
+    made = cpu.kernel(p, FAST)
     assert made.name.startswith(name)
     assert made.reason
+    wgrad = cpu.kernel(p.with_kind(ConvKind.WGRAD), FAST)
+    assert (wgrad.name == "depthwise volume") == (name == "depthwise volume")
 
 
 def test_taps_in_depth_alone_copy_nothing() -> None:

@@ -194,13 +194,13 @@ PRODUCTS = {
 def cores_made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The loops of the kernels that a test makes."""
     made: list[Any] = []
-    write = wgrad_packed._Core.write
+    write = wgrad_packed.Core.write
 
     def remember(core: Any, *given: Any) -> None:
         made.append(core)
         write(core, *given)
 
-    monkeypatch.setattr(wgrad_packed._Core, "write", remember)
+    monkeypatch.setattr(wgrad_packed.Core, "write", remember)
     return made
 
 
@@ -212,8 +212,8 @@ def test_products_with_many_registers(
 ) -> None:
     """In place or packed, with operands exchanged or not, units that ask for the next ones."""
     small_caches(monkeypatch, 4096, 1 << 16, registers=32)
-    monkeypatch.setattr(wgrad_packed, "_SPREAD", 40 << 10)
-    monkeypatch.setattr(wgrad_packed, "_MORE", 60 << 10)
+    monkeypatch.setattr(wgrad_packed, "SPREAD", 40 << 10)
+    monkeypatch.setattr(wgrad_packed, "WIDE_SPREAD", 60 << 10)
     target = Target({"kind": "llvm", "mattr": sorted(FEATURES), "num-cores": cores})
     assert run(parse(line), target) <= tolerance(parse(line))
     (core,) = cores_made
