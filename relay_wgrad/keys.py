@@ -35,3 +35,6 @@ CHECK = "relay_wgrad.check"
 # A kernel: the results that may be written in the place of an operand; a module: those of functions
 # by their symbols (`relay_wgrad.pipeline.overwrites`).
 OVERWRITES = "relay_wgrad.overwrites"
+# A module: symbols of functions that take as long as their operands and results are read and
+# written once.
+MOVES = "relay_wgrad.moves"
