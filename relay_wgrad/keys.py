@@ -38,3 +38,6 @@ OVERWRITES = "relay_wgrad.overwrites"
 # A Relax function of several that are called one after another: its place among them, and of which
 # results of others its arguments are, as JSON.
 CHAIN = "relay_wgrad.chain"
+# A module: symbols of functions that take as long as their operands and results are read and
+# written once.
+MOVES = "relay_wgrad.moves"

@@ -44,5 +44,5 @@ def _row(call: CastTransposeCall) -> str:
 
 CAST_TRANSPOSES = Family(
     "cast_transpose", "Casts and transpositions", "CastTransposes", "RelayWgradCastTransposeKernel",
-    check, _row, kernel_of, _body,
+    check, _row, kernel_of, _body, moves=True,
 )  # fmt: skip

@@ -63,6 +63,7 @@ class Family:
     row_of, kernel_of : the row's initializer, and the name of the kernel that serves a call.
     overwrites_of : of a call the results that may be written in the place of an operand, both as
         places among its arguments, the operands first (`relay_wgrad.pipeline.overwrites`).
+    moves : whether a call takes no longer than its operands and results are read and written once.
     body_of : the kernel's own text, after `device_packs.h`.  Raises ValueError for another name.
     """
 
@@ -75,6 +76,7 @@ class Family:
     kernel_of: Callable[[Any], str]
     body_of: Callable[[str], str]
     overwrites_of: Callable[[Any], Sequence[tuple[int, int]]] = _nothing
+    moves: bool = False
 
     @property
     def codegen(self) -> str:

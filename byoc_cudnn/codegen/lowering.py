@@ -14,6 +14,7 @@ from typing import Any
 import tvm
 from tvm import get_global_func, relax
 
+from relay_wgrad import keys
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import normal, rebuilt, substitute, variable_of
 from relay_wgrad.graph.walk import Block, functions_in, variables_of
@@ -126,6 +127,9 @@ def with_source(mod: tvm.IRModule, symbols: Symbols, arch: int) -> tvm.IRModule:
     exported = [*(call.symbol for call in calls), symbols.family.plans]
     module = get_global_func("runtime.CSourceModuleCreate")(source, "cc", exported, [])
     mod = with_symbols(mod, {call.symbol: symbols.family.overwrites_of(call) for call in calls})
+    if symbols.family.moves:
+        known = list(mod.attrs[keys.MOVES]) if mod.attrs and keys.MOVES in mod.attrs else []
+        mod = mod.with_attr(keys.MOVES, [*known, *(call.symbol for call in calls)])
     present = mod.attrs[_EXTERNAL] if mod.attrs and _EXTERNAL in mod.attrs else []
     return mod.with_attr(_EXTERNAL, [*present, module])
 

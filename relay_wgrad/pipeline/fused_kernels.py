@@ -22,6 +22,7 @@ from tvm.sym import Analyzer
 
 from ..dtypes import HALVES
 from ..registry import legalizations
+from .again import Again
 from .broadcasts import BroadcastOnce
 from .equal_calls import Legalizer, legalize_equal_once
 from .factored_sums import FactoredSums
@@ -61,6 +62,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         Unread(),
         Overwrites(),
         Order(),
+        Again(),
     ]
 
 

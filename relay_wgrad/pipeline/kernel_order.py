@@ -28,8 +28,8 @@ from ..ir import bytes_of, op_name
 from .aliases import Parts, all_of, parts_of
 from .overwrites import Pair, matched, overwrites_of
 
-_KERNELS = ("relax.call_tir", "relax.call_dps_packed")
-_VIEWS = ("relax.reshape",)  # another shape of the same memory, as the memory plan has it
+KERNELS = ("relax.call_tir", "relax.call_dps_packed")
+VIEWS = ("relax.reshape",)  # another shape of the same memory, as the memory plan has it
 _LEAST, _LESS = 0.995, 0.97
 
 
@@ -58,7 +58,7 @@ class Order:
 
 def _ordered(block: Block, mod: tvm.IRModule) -> list[relax.Binding] | None:
     """A block's bindings in another order, if that is much better."""
-    found = _steps(block, mod) if isinstance(block, relax.DataflowBlock) else None
+    found = steps_of(block, mod) if isinstance(block, relax.DataflowBlock) else None
     if found is None:
         return None
     steps, sizes = found
@@ -197,11 +197,15 @@ def order_within(
 
 def most_alive(steps: Sequence[Step], sizes: Sequence[int], order: Iterable[int]) -> int:
     """Bytes alive at once at most, in an order of the steps."""
-    memory = _Alive(steps, sizes)
-    return max(map(memory.run, order), default=0)
+    return max(alive_at(steps, sizes, order), default=0)
 
 
-def _steps(block: relax.DataflowBlock, mod: tvm.IRModule) -> tuple[list[Step], list[int]] | None:
+def alive_at(steps: Sequence[Step], sizes: Sequence[int], order: Iterable[int]) -> list[int]:
+    """Bytes alive while each step of an order runs."""
+    return list(map(_Alive(steps, sizes).run, order))
+
+
+def steps_of(block: relax.DataflowBlock, mod: tvm.IRModule) -> tuple[list[Step], list[int]] | None:
     """A block's steps and its tensors' sizes; None if it has other calls than those of kernels."""
     steps: list[Step] = []
     sizes: list[int] = []
@@ -214,7 +218,7 @@ def _steps(block: relax.DataflowBlock, mod: tvm.IRModule) -> tuple[list[Step], l
         if isinstance(binding, relax.MatchCast):
             casts |= {i}
         reads: frozenset[int] = frozenset()
-        if op_name(value) in _KERNELS:
+        if op_name(value) in KERNELS:
             reads = frozenset(t for arg in value.args for t in all_of(parts_of(arg, parts)))
             parts[binding.var] = _new_tensors(binding.var.ty, sizes)
         elif isinstance(value, relax.Call | relax.If) and not _is_free(value):
@@ -258,7 +262,7 @@ def _of_one_size(step: Step, sizes: Sequence[int]) -> Step:
 def _is_free(value: relax.Call | relax.If) -> bool:
     """Whether it makes no tensor: a view, or what only compares sizes (`conditions`)."""
     ty = value.ty
-    return op_name(value) in _VIEWS or (isinstance(ty, relax.TupleType) and not ty.fields)
+    return op_name(value) in VIEWS or (isinstance(ty, relax.TupleType) and not ty.fields)
 
 
 def _new_tensors(ty: Any, sizes: list[int]) -> Parts:

@@ -20,6 +20,7 @@ _ACT = {"": lambda z: z, "relu": torch.relu, "relu6": torch.nn.functional.relu6,
 class Recorder:
     """Stands for a family's code generation: keeps the calls that it is asked for."""
 
+    moves = False
     codegen, plans = "relay_wgrad_norm", "relay_wgrad_norm_plans"
 
     def __init__(self) -> None:

@@ -41,9 +41,8 @@ def common(bb: Any, x: Any) -> Any:
 
     def both(x: Any) -> Any:
         middle = te.compute((4, 6), lambda i, j: x[i, j] * 2.0, name="middle")
-        return [
-            te.compute((4, 6), lambda i, j, n=n: middle[i, j] + n, name="out") for n in (1.0, 2.0)
-        ]
+        more = te.compute((4, 6), lambda i, j: middle[i, j] + 1.0, name="more")
+        return [more, te.compute((4, 6), lambda i, j: middle[i, j] - 1.0, name="less")]
 
     return bb.call_te(both, x)
 

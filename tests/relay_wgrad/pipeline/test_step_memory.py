@@ -21,7 +21,7 @@ from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.compiled import virtual_machine
 from tests.support.torch.plain_networks import UNet, VolumeUNet
 
-PASSES = ("Joined", "OneResult", "Unread", "Overwrites", "Order")
+PASSES = ("Joined", "OneResult", "Unread", "Overwrites", "Order", "Again")
 
 
 def volume() -> tuple[Any, tuple[int, ...]]:
