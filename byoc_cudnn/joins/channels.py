@@ -161,7 +161,7 @@ class Channels:
         user = self.view.sole_use(var)
         if 2 * fused >= (_width(var) or 0) or (user is not None and op_name(user.value) in _FUSED
                                                and op_name(user.value) not in _OPS):  # fmt: skip
-            self.refused[var] = "computed with what it is made of, or for"
+            self.refused[var] = "TVM fuses it with what makes its operands or reads it"
             return None
         return _Made(_merged(found), 0)
 
@@ -197,7 +197,7 @@ class Channels:
         if form is None or not all(widths):
             return None
         if self._is_fused(call_var, operand):
-            self.refused[call_var] = "computed with what it is cut from"
+            self.refused[call_var] = "TVM fuses it with what makes its operand"
             return None
         first = sum(width or 0 for width in widths[: int(value.index)])
         return _Made(_part(form, first, widths[int(value.index)] or 0), 0)

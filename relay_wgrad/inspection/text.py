@@ -75,7 +75,7 @@ def markdown(data: dict[str, Any]) -> str:
     if copies := data.get("copies"):
         lines += ["", "## Copies along channels, on a GPU", ""]
         lines += _table(
-            ("tensor", "what", "MB", "by TVM, for it is"),
+            ("tensor", "what", "MB", "left to TVM, why"),
             [[c["name"], c["what"], _number(c["bytes"], 1e-6, 1), c["reason"]] for c in copies],
         )
     return "\n".join(lines) + "\n"

@@ -131,12 +131,12 @@ def _op(name: str) -> Any:
         (lambda bb, x, y: _op("concat")([x, y], 3), "int32", "dtype 'int32'; there are"),
         (lambda bb, x, y: _op("concat")([x] * 41, 3), "float16", "41 pieces of 41 terms, at most"),
         (lambda bb, x, y: _op("sin")(bb.emit(_op("concat")([x, y], 3))), "float16",
-         "computed with what it is made of, or for"),
+         "TVM fuses it with what makes its operands or reads it"),
         (lambda bb, x, y: _op("concat")([bb.emit(_op("sin")(x)), y], 3), "float16",
-         "computed with what it is made of, or for"),
+         "TVM fuses it with what makes its operands or reads it"),
         (lambda bb, x, y: relax.TupleGetItem(
             bb.emit(_op("split")(bb.emit(_op("sin")(x)), 2, 3)), 0), "float16",
-         "computed with what it is cut from"),
+         "TVM fuses it with what makes its operand"),
     ],
 )  # fmt: skip
 def test_what_stays_has_a_reason(build: Any, dtype: str, reason: str) -> None:

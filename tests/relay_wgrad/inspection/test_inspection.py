@@ -285,7 +285,7 @@ def test_copies_along_channels() -> None:
     found = copies(split[ADJOINT])
     assert [(c.what, c.bytes, c.reason) for c in found] == [
         ("join of 2 parts", 2 * 2 * 4 * 4 * 16 * 4, ""),
-        ("join", 2 * 2 * 4 * 4 * 16 * 4, "computed with what it is made of, or for"),
+        ("join", 2 * 2 * 4 * 4 * 16 * 4, "TVM fuses it with what makes its operands or reads it"),
         ("cut", 2 * 2 * 4 * 4 * 16 * 4, "along axis 1 of 4; kernels are for the last"),
         ("cut", 2 * 2 * 4 * 4 * 16 * 4, ""),
     ]
