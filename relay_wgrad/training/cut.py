@@ -73,9 +73,9 @@ def _chain(
 ) -> tuple[set[Any], set[Any]] | None:
     """(variables to keep in its place, those to compute) for `var` to be computed again from what
     is kept; None where it cannot be, or where that would be no less."""
-    small, made, stack = set(), {var}, list(relax.analysis.free_vars(values[var]))
+    made, stack = {var}, list(relax.analysis.free_vars(values[var]))
     limit = bytes_of(var.ty)
-    roots: set[Any] = set()  # such as half-precision operands of a float32 sigmoid
+    small, roots = set[Any](), set[Any]()  # roots: such as half operands of a float32 sigmoid
     is_tuple = isinstance(values[var], relax.Tuple)
     while stack:
         operand = stack.pop()
