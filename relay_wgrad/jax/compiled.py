@@ -18,6 +18,7 @@ from ..dtypes import numpy_dtype
 from ..facts import Lowered
 from ..frontend import GradientGraph, from_stablehlo
 from ..registry import is_registered, register
+from .records import portable
 
 
 class Compiled:
@@ -43,7 +44,9 @@ class Compiled:
         self._jax, self._lock = jax, threading.Lock()
         name = str(getattr(function, "__name__", "function"))
         donated = _donated(name, donate_argnums, example_args)
-        lowered = jax.jit(function, keep_unused=True).lower(*example_args)
+        # A function of its own: JAX keeps what it has lowered, for its own calls too.
+        with portable():
+            lowered = jax.jit(lambda *a: function(*a), keep_unused=True).lower(*example_args)
         self.graph: GradientGraph = from_stablehlo(lowered, name=name)
         _, self._tree = jax.tree_util.tree_flatten(tuple(example_args))
         self._out_tree = lowered.out_tree
@@ -73,7 +76,8 @@ class Compiled:
     def __call__(self, *args: Any) -> Any:
         """The function's result, of JAX arrays.
 
-        Raises ValueError for arguments of another tree, shape or dtype than the examples'.
+        Raises ValueError for arguments of another tree, shape or dtype than the examples', and
+        TypeError within a trace of JAX's (`jit`, `grad`, `vmap`) on a CPU.
         """
         jax = self._jax
         flat, tree = jax.tree_util.tree_flatten(args)
@@ -88,6 +92,11 @@ class Compiled:
                     f"{self.graph.name}: argument {i} is {dtype}{list(shape)}, the example"
                     f" {spec.dtype}{list(spec.shape)}"
                 )
+        if self._enqueued is None and any(isinstance(x, jax.core.Tracer) for x in flat):
+            raise TypeError(
+                f"{self.graph.name}: a compiled function runs outside of jax.jit, jax.grad and"
+                " jax.vmap: within them use relay_wgrad.jax.optimize"
+            )
         made: list[Any] = []
         if self._enqueued is not None:
             typed = [

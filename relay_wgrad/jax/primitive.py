@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ..problem import ROLES, ConvProblem
 from . import foreign, sharding, targets
-from .records import Options, lowered
+from .records import Options, is_portable, lowered
 
 convolution_p = core.Primitive("relay_wgrad_convolution")
 _MOST = 1024  # problems that a thread has traced and not lowered
@@ -164,7 +164,7 @@ def _lowered(
 ) -> Any:
     built = partial(foreign.call, options=options, platform=platform)
     parameters = ctx.module_context.lowering_parameters
-    if getattr(parameters, "for_export", False):  # other processes have no such kernels
+    if is_portable() or getattr(parameters, "for_export", False):  # it runs elsewhere
         lowered(problem.repro(), "in an exported program")
         return _by_lax(ctx, *operands, problem=problem, options=options)
     is_shared = sharding.is_shared(ctx.module_context.axis_context)

@@ -37,9 +37,24 @@ class Record:
 
 class _Records(threading.local):
     kept: list[Record] | None = None
+    is_portable = False
 
 
 _records = _Records()
+
+
+@contextmanager
+def portable() -> Iterator[None]:
+    """Within it, what this thread lowers has `lax`'s convolutions: not XLA here will run it."""
+    before, _records.is_portable = _records.is_portable, True
+    try:
+        yield
+    finally:
+        _records.is_portable = before
+
+
+def is_portable() -> bool:
+    return _records.is_portable
 
 
 @contextmanager

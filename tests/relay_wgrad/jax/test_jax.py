@@ -13,7 +13,7 @@ jax = pytest.importorskip("jax")
 
 from jax import numpy as jnp  # noqa: E402
 
-from relay_wgrad.jax import compiled, value_and_grad  # noqa: E402
+from relay_wgrad.jax import compiled, conv_general_dilated, value_and_grad  # noqa: E402
 from tests.support.jax.plain_networks import problem  # noqa: E402
 
 
@@ -115,3 +115,30 @@ def test_the_package_needs_no_jax() -> None:
         "assert not [m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_our_convolutions_within() -> None:
+    """They are read as `lax`'s; what JAX has lowered and kept before and after has kernels."""
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.standard_normal(shape)) for shape in ((2, 3, 6, 6), (4, 3, 3, 3)))
+
+    def loss(x: Any) -> Any:
+        return jnp.tanh(conv_general_dilated(x, w, (1, 1), "SAME")).sum()
+
+    wanted = jax.value_and_grad(loss)(x)
+    before = jax.jit(loss).lower(x).as_text()
+    step = value_and_grad(loss, (x,))
+    same(step(x), wanted, 1e-12)
+    assert len(step.convolutions) == 2  # a dgrad of stride 1 may be read as an fprop
+    forward = compiled(loss, (x,))
+    same(forward(x), wanted[0], 1e-12)
+    assert "custom_call @relay_wgrad" in before
+    assert jax.jit(loss).lower(x).as_text() == before
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.grad, jax.vmap])
+def test_a_trace_around_it_is_refused(around: Any) -> None:
+    square = compiled(lambda x: x * x, (1.0,))
+    given = jnp.ones(3) if around is jax.vmap else 1.0
+    with pytest.raises(TypeError, match=r"runs outside of jax\.jit"):
+        around(lambda x: square(x))(given)
