@@ -35,7 +35,8 @@ def with_objects(
     if is_object(function):
         args, function = (function, *args), type(function).__call__
     elif is_object(getattr(function, "__self__", None)):
-        args, function = (function.__self__, *args), function.__func__
+        method: Any = function
+        args, function = (method.__self__, *args), method.__func__
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_object)
     objects = [leaf for leaf in leaves if is_object(leaf)]
     if not objects:

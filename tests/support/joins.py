@@ -14,6 +14,7 @@ from tvm import relax
 
 from byoc_cudnn.joins import JoinsCall
 from byoc_cudnn.joins.call import Piece, Term
+from byoc_cudnn.joins.codegen import JOINS
 
 op = relax.op
 DTYPES = {
@@ -71,7 +72,8 @@ def random_call(
 class Recorder:
     """Stands for a family's code generation: keeps the calls that it is asked for."""
 
-    codegen, plans = "relay_wgrad_joins", "relay_wgrad_joins_plans"
+    moves, overwrites_of = JOINS.moves, staticmethod(JOINS.overwrites_of)
+    codegen, plans = JOINS.codegen, JOINS.plans
 
     def __init__(self) -> None:
         self.calls: list[JoinsCall] = []
