@@ -15,6 +15,7 @@ from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import bytes_of, op_name
+from relay_wgrad.pipeline.joined import Joined
 
 from ..codegen.lowering import DirectEntry, Plan, Site, lower
 from .call import JoinsCall, Piece, Term, check
@@ -35,7 +36,8 @@ def lower_joins(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[Direc
     (tvm.IRModule, tuple) : a new module, and an entry for each call, and for each join and cut that
         stays, in program order.
     """
-    return lower(mod, JOINS, planned, arch)
+    # While a join is still one: of a call nobody knows which operand is where in its result.
+    return lower(Joined()(mod), JOINS, planned, arch)
 
 
 @dataclass(frozen=True)

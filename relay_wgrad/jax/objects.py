@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import jax
@@ -34,9 +35,8 @@ def with_objects(
     # An object that is called, or whose method is, is an argument as well.
     if is_object(function):
         args, function = (function, *args), type(function).__call__
-    elif is_object(getattr(function, "__self__", None)):
-        method: Any = function
-        args, function = (method.__self__, *args), method.__func__
+    elif isinstance(function, MethodType) and is_object(function.__self__):
+        args, function = (function.__self__, *args), function.__func__
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_object)
     objects = [leaf for leaf in leaves if is_object(leaf)]
     if not objects:

@@ -29,6 +29,7 @@ from .factored_sums import FactoredSums
 from .fold_constant import fold_constants
 from .identities import Identities
 from .ieee import opaque_zero
+from .index_bounds import bounded
 from .joined import Joined
 from .kernel_order import Order
 from .one_result import OneResult
@@ -359,6 +360,7 @@ def _groups(
 
 
 _LEGAL: dict[str, Legalizer] = {
+    **bounded(_upstream),
     "relax.reshape": reshape,
     "relax.multiply": _of_zero(tirx.Mul, "multiply"),
     "relax.divide": _of_zero(tirx.Div, "divide"),
