@@ -160,7 +160,7 @@ class _Function:
         """What ends in a variable; `copies`: also where that is a reshape alone."""
         inside: list[relax.Var] = []
         moved: relax.Call | None = None  # the transposition
-        scale, cast, at = None, False, end
+        scale, cast, reshaped, at = None, False, False, end
         while True:
             value: Any = self.view.value.get(at) if isinstance(at, relax.Var) else None
             if at is not end and not self.view.only_use(at):
@@ -172,7 +172,7 @@ class _Function:
             elif op_name(value) == PERMUTE and moved is None:
                 moved, source = value, value.args[0]
             elif op_name(value) == RESHAPE:
-                source = value.args[0]
+                reshaped, source = True, value.args[0]
             elif (scalar := self._scalar(value)) is not None and scale is None and not cast:
                 scale, source = scalar, value.args[0]  # of what is float32 by then
             else:
@@ -180,8 +180,8 @@ class _Function:
             if at is not end:
                 inside.append(at)
             at = source
-        if not cast and moved is None and scale is None and not copies:
-            return None  # another name
+        if not cast and moved is None and scale is None and not (copies and reshaped):
+            return None  # another name, or a view
         return self._made(at, end, moved, tuple(inside), scale)
 
     def _made(
