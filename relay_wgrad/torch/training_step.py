@@ -193,6 +193,24 @@ class TrainingStep(torch.nn.Module):
         if "_wrapped" in self.__dict__:  # not while it is made
             self._wrapped.training = mode
 
+    def __getattr__(self, name: str) -> Any:
+        """What the module has of its own: its methods and attributes."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "_wrapped" not in self.__dict__:
+                raise
+            return getattr(self._wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What the module has, and a step has not, is set there, where `forward` reads it."""
+        wrapped = self.__dict__.get("_wrapped")
+        is_own = name.startswith("_") or wrapped is None or hasattr(type(self), name)
+        if not is_own and hasattr(wrapped, name):
+            setattr(wrapped, name, value)
+        else:
+            super().__setattr__(name, value)
+
     @torch._disable_dynamo  # it has nothing to trace here
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The module's output, or the loss.

@@ -355,6 +355,38 @@ def test_threads_share_a_step() -> None:
         assert max(pool.map(work, range(4))) < 1e-12
 
 
+def test_attributes_through_the_step() -> None:
+    """A loop sets them on what it calls, as it did on the module."""
+
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.heat = nn.Linear(4, 2), 1.0
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x) / self.heat
+
+        def cool(self) -> float:
+            self.heat /= 2
+            return self.heat
+
+    module = Tempered().double()
+    step, twin = rt.TrainingStep(module, X), copy.deepcopy(module)
+    assert step.heat == 1.0
+    step.heat = twin.heat = 4.0
+    assert module.heat == 4.0
+    compare(step, twin)
+    assert step.cool() == twin.cool() == 2.0
+    compare(step, twin)
+    step.layer = twin.layer = nn.Linear(4, 3).double()
+    assert step(X).shape == (3, 3)
+    step.note = "mine"
+    assert not hasattr(module, "note")
+    with pytest.raises(AttributeError, match="'Tempered' object has no attribute 'missing'"):
+        _ = step.missing
+    assert copy.deepcopy(step).heat == 2.0
+
+
 def test_a_copy_has_programs_of_its_own() -> None:
     step = rt.TrainingStep(nn.Linear(4, 3), torch.zeros(2, 4))
     other = copy.deepcopy(step)
