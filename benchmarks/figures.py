@@ -361,9 +361,8 @@ SHEETS = (
         " {gpu}, PyTorch {torch}, {date}; `gpu_volumes_h200.json`.",
         (("network", lambda row: f"{VOLUMES[row['model']]}, {row['dtype']}"),
          *((f"{name}, ms (MiB)", ms_and_mib(side)) for side, name in (
-             ("ours", "whole step"), ("backend", "`torch.compile`, ours"),
-             ("compile", "torch.compile, channels last"), ("contiguous", "channels first"),
-             ("eager", "eager"))),
+             ("ours", "whole step"), ("compile", "torch.compile, channels last"),
+             ("contiguous", "channels first"))),
          ("ratio", None, ".2f")),
     ),
     Sheet(
@@ -373,8 +372,7 @@ SHEETS = (
         (("network, batch", lambda row: f"{row['model']}, {row['batch']}"),
          *((name, f"sides.{side}.ms", ".2f") for side, name in (
              ("ours", "whole step"), ("step", "`TrainingStep`"),
-             ("backend", "`torch.compile`, ours"),
-             ("graphs", "torch.compile with CUDA graphs"), ("eager", "eager")))),
+             ("graphs", "torch.compile with CUDA graphs")))),
         lambda rows: sorted(rows, key=lambda row: row["batch"]),
     ),
     Sheet(
