@@ -15,7 +15,7 @@ from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import bytes_of, op_name
-from relay_wgrad.pipeline.joined import Joined
+from relay_wgrad.pipeline.joined import joined_once
 
 from ..codegen.lowering import DirectEntry, Plan, Site, lower
 from .call import JoinsCall, Piece, Term, check
@@ -37,7 +37,7 @@ def lower_joins(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[Direc
         stays, in program order.
     """
     # While a join is still one: of a call nobody knows which operand is where in its result.
-    return lower(Joined()(mod), JOINS, planned, arch)
+    return lower(joined_once(mod), JOINS, planned, arch)
 
 
 @dataclass(frozen=True)

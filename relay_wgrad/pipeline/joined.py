@@ -35,7 +35,12 @@ class Joined:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with slices of joined tensors in the place of what was joined."""
-        return with_functions(mod, lambda _, func: rebuilt(func, _sliced))
+        return joined_once(mod)
+
+
+def joined_once(mod: tvm.IRModule) -> tvm.IRModule:
+    """What `Joined` makes of a module."""
+    return with_functions(mod, lambda _, func: rebuilt(func, _sliced))
 
 
 class Part(NamedTuple):
