@@ -79,7 +79,10 @@ def called(direction: str, activation: str, how: dict[str, Any]) -> NormCall:
 
 
 @pytest.mark.share(4)
-@pytest.mark.longer_cases("gelu", "second", why="a compilation for each kernel")
+@pytest.mark.longer_cases(
+    "backward-gelu", "forward-relu-residual-bits-second", "backward-relu-residual-bits-second",
+    why="a compilation for each kernel",
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("direction", "activation", "how"), CALLS,
     ids=[f"{d}-{a or 'none'}-{'-'.join(h)}" for d, a, h in CALLS],
