@@ -36,7 +36,7 @@ class Workspaces:
         """The module with kernels and their calls changed."""
         functions = dict(mod.functions_items())
         wanted: dict[Any, tuple[Any, list[Any]]] = {}
-        for var, place in places_of_results(mod).items():
+        for var, place in places_of_results(mod, in_place=True).items():
             made, found = with_workspaces(mod[var], place)
             if found:
                 new = with_type(tvm.ir.GlobalVar(var.name_hint), made.ty)
@@ -51,8 +51,12 @@ class Workspaces:
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def places_of_results(mod: tvm.IRModule) -> dict[Any, int]:
-    """Of kernels that are only called with results: parameters that are operands and results."""
+def places_of_results(mod: tvm.IRModule, *, in_place: bool = False) -> dict[Any, int]:
+    """Of kernels that are only called with results: parameters that are operands and results.
+
+    in_place : calls of which a result lies in an operand's place count too, not as another way.
+    """
+    calls = _CALLS if in_place else _CALLS[:1]
     found: dict[Any, int] = {}
     others: set[Any] = set()
     for _, func in functions_in(mod):
@@ -60,7 +64,7 @@ def places_of_results(mod: tvm.IRModule) -> dict[Any, int]:
             if not isinstance(part, relax.Call):
                 continue
             args = part.args
-            if op_name(part) in _CALLS:
+            if op_name(part) in calls:
                 kind = part.ty_args[0]
                 results = len(kind.fields) if isinstance(kind, relax.TupleType) else 1
                 place = len(args[1].fields) + results

@@ -181,9 +181,10 @@ def emulated(folder: Path, call: StandardizedCall, t: dict[str, list[Any]]) -> N
     assert getattr(library, kernel_of(call))(ctypes.byref(packed), None) == 0
 
 
+@pytest.mark.longer_cases("bfloat16", "float32", why="128 threads emulated for each filter")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_kernels(tmp_path: Path, dtype: str) -> None:
-    weights = WEIGHTS * 9  # more than a launch's table holds
+    weights = WEIGHTS + (Weight(2, 3, 2, 0.7),) * 40  # more than a launch's table holds
     rng = np.random.default_rng(0)
 
     def random(count: int, kind: Any = np.float32) -> np.ndarray:
