@@ -45,6 +45,7 @@ _OLDEST = 75  # the first GPUs whose half-precision tensor cores all libraries u
 # Of these a forward call and its backward call go together.
 _PAIRS = (lower_standardized, lower_norms, lower_pools)
 _SINGLE = (lower_joins, lower_cast_transposes, lower_updates)  # joins take the sums that are left
+FAMILIES = (CAST_TRANSPOSES, JOINS, NORMS, POOLS, STANDARDIZED, UPDATES)
 
 
 class Library:
@@ -213,8 +214,7 @@ def _all(module: Any) -> list[Any]:
 
 def _owners() -> dict[str, Inputs]:
     """By the function of a generated source that tells its plans: what it is linked with."""
-    direct = (CAST_TRANSPOSES, JOINS, NORMS, POOLS, STANDARDIZED, UPDATES)
-    families = {f.plans: f.inputs for f in direct}
+    families = {f.plans: f.inputs for f in FAMILIES}
     return {b.plans: b.inputs for b in BACKENDS.values()} | families
 
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import re
 
-from ..codegen.direct import Family
-from .call import CastTransposeCall, check
+from ..codegen.direct import ELEMENTS, Family
+from .call import DTYPES, CastTransposeCall, check
 
 _PREFIX = "relay_wgrad_cast_transpose_"
-_ELEMENTS = {
-    "float16": ("kHalf", "__half"),
-    "bfloat16": ("kBfloat16", "__nv_bfloat16"),
-    "float32": ("kFloat", "float"),
-}
-_NAME = re.compile(rf"{_PREFIX}({'|'.join(_ELEMENTS)})_({'|'.join(_ELEMENTS)})")
+_NAME = re.compile(rf"{_PREFIX}({'|'.join(DTYPES)})_({'|'.join(DTYPES)})")
 
 
 def kernel_of(call: CastTransposeCall) -> str:
@@ -25,7 +20,7 @@ def _body(name: str) -> str:
     found = _NAME.fullmatch(name)
     if not found:
         raise ValueError(f"{name!r} is no kernel of casts and transpositions")
-    types = ", ".join(_ELEMENTS[dtype][1] for dtype in found.groups())
+    types = ", ".join(ELEMENTS[dtype][1] for dtype in found.groups())
     return CAST_TRANSPOSES.exported(
         name, [CAST_TRANSPOSES.template("cast_transpose_device.h")], f"cast_transpose_all<{types}>"
     )
@@ -37,8 +32,8 @@ def _row(call: CastTransposeCall) -> str:
     scaled = " scaled" * call.scaled
     return (
         f'    {{"{len(call.tensors)} casts {call.source} {call.result}{scaled}", {kernel},'
-        f' "{kernel}",\n     Element::{_ELEMENTS[call.source][0]},'
-        f" Element::{_ELEMENTS[call.result][0]}, {str(call.scaled).lower()},\n     {{{sizes}}}}},"
+        f' "{kernel}",\n     Element::{ELEMENTS[call.source][0]},'
+        f" Element::{ELEMENTS[call.result][0]}, {str(call.scaled).lower()},\n     {{{sizes}}}}},"
     )
 
 

@@ -17,12 +17,11 @@ from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import normal, with_bindings
-from relay_wgrad.graph.walk import dataflow_block, functions_in
-from relay_wgrad.ir import is_closed, op_name
+from relay_wgrad.ir import op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import permute_axes
 
-from ..codegen.lowering import DirectEntry, Symbols, with_source
+from ..codegen.lowering import DirectEntry, Symbols, lower_together
 from .call import DTYPES, CastTransposeCall, Transposition
 from .codegen import CAST_TRANSPOSES
 
@@ -66,18 +65,12 @@ def lower_cast_transposes(
     -------
     (tvm.IRModule, tuple) : a new module, and an entry for each call that was made.
     """
-    out, symbols, entries = mod.clone(), Symbols(CAST_TRANSPOSES), []
-    for var, func in functions_in(mod, by_name=True):
-        if is_closed(func) or dataflow_block(func) is None:
-            continue
-        made = _Function(Graph(func), symbols)
-        if made.calls:
-            out.update_func(var, made.function())
-            name = str(var.name_hint)
-            entries += [
-                DirectEntry(name, node, "cast_transpose", s) for node, s in made.calls.items()
-            ]
-    return with_source(out, symbols, arch), tuple(entries)
+    return lower_together(mod, CAST_TRANSPOSES, "cast_transpose", _together, arch)
+
+
+def _together(func: relax.Function, symbols: Symbols) -> tuple[relax.Function, dict[str, str]]:
+    made = _Function(Graph(func), symbols)
+    return made.function() if made.calls else func, made.calls
 
 
 class _Function:

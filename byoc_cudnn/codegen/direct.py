@@ -47,6 +47,15 @@ _HEAD = """\
 """
 
 
+ELEMENTS = {
+    "float16": ("kHalf", "__half"),
+    "bfloat16": ("kBfloat16", "__nv_bfloat16"),
+    "float32": ("kFloat", "float"),
+    "float64": ("kDouble", "double"),
+}
+"""Of a dtype what host code calls it, of `Element`, and a kernel's type."""
+
+
 def _nothing(call: Any) -> Sequence[tuple[int, int]]:
     return ()
 

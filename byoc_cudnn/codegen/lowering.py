@@ -17,7 +17,7 @@ from tvm import get_global_func, relax
 from relay_wgrad import keys
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import normal, rebuilt, substitute, variable_of
-from relay_wgrad.graph.walk import Block, functions_in, variables_of
+from relay_wgrad.graph.walk import Block, dataflow_block, functions_in, variables_of
 from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.pipeline.overwrites import with_symbols
 from relay_wgrad.relation import as_size
@@ -26,6 +26,7 @@ from .direct import Family
 
 _EXTERNAL = "external_mods"
 Expr = Any
+Rewrite = Callable[[relax.Function, "Symbols"], tuple[relax.Function, dict[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,35 @@ def lower(
                 entries.append(DirectEntry(name, str(v.name), op, names.get(host, ""), reason))
         if made.sites:
             out.update_func(var, _Writer(made, names).function())
+    return with_source(out, symbols, arch), tuple(entries)
+
+
+def lower_together(
+    mod: tvm.IRModule, family: Family, op: str, rewrite: Rewrite, arch: int
+) -> tuple[tvm.IRModule, tuple[DirectEntry, ...]]:
+    """The module with calls that stand for many operators each, made a function at a time.
+
+    Parameters
+    ----------
+    mod : any module; functions of it that are a code generator's, or fused, stay.
+    op : what entries say that the calls are of.
+    rewrite : a function, and the symbols that it may add to, to what it becomes and the symbols of
+        the calls by the names of their variables; without any it stays.
+    arch : the oldest GPU that runs it, as nvcc numbers it (90 of sm_90).
+
+    Returns
+    -------
+    (tvm.IRModule, tuple) : a new module, and an entry for each call that was made.
+    """
+    out, symbols, entries = mod.clone(), Symbols(family), []
+    for var, func in functions_in(mod, by_name=True):
+        if is_closed(func) or dataflow_block(func) is None:
+            continue
+        made, calls = rewrite(func, symbols)
+        if calls:
+            out.update_func(var, made)
+            name = str(var.name_hint)
+            entries += [DirectEntry(name, node, op, symbol) for node, symbol in calls.items()]
     return with_source(out, symbols, arch), tuple(entries)
 
 

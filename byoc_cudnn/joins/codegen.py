@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import re
 
-from ..codegen.direct import Family
-from .call import JoinsCall, check
+from ..codegen.direct import ELEMENTS, Family
+from .call import DTYPES, JoinsCall, check
 
 _PREFIX = "relay_wgrad_joins_"
-_ELEMENTS = {
-    "float16": ("kHalf", "__half"),
-    "bfloat16": ("kBfloat16", "__nv_bfloat16"),
-    "float32": ("kFloat", "float"),
-    "float64": ("kDouble", "double"),
-}
-_NAME = re.compile(rf"{_PREFIX}({'|'.join(_ELEMENTS)})")
+_NAME = re.compile(rf"{_PREFIX}({'|'.join(DTYPES)})")
 
 
 def kernel_of(call: JoinsCall) -> str:
@@ -26,7 +20,7 @@ def _body(name: str) -> str:
     found = _NAME.fullmatch(name)
     if not found:
         raise ValueError(f"{name!r} is no kernel of joins")
-    element = _ELEMENTS[found.group(1)][1]
+    element = ELEMENTS[found.group(1)][1]
     return JOINS.exported(name, [JOINS.template("joins_device.h")], f"joined<{element}>")
 
 
@@ -44,7 +38,7 @@ def _row(call: JoinsCall) -> str:
     channels = ", ".join(map(str, call.channels))
     return (
         f'    {{"{words}", {kernel}, "{kernel}",\n'
-        f"     Element::{_ELEMENTS[call.dtype][0]}, {{{channels}}},\n     {{{results}}}}},"
+        f"     Element::{ELEMENTS[call.dtype][0]}, {{{channels}}},\n     {{{results}}}}},"
     )
 
 

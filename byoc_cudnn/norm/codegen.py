@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from ..codegen.direct import Family
+from ..codegen.direct import ELEMENTS, Family
 from ..codegen.templates import shared
-from .call import GATED, NormCall, check
+from .call import DTYPES, GATED, NormCall, check
 
 _PREFIX = "relay_wgrad_norm_"
 _MULTIPROCESSORS = 256  # of the largest device that a workspace is planned for
@@ -18,12 +18,6 @@ _MULTIPROCESSORS = 256  # of the largest device that a workspace is planned for
 _BLOCKS, _CHANNELS, _SUMS = 2, 256, 3
 _ROW_BLOCKS, _ROW_SUMS = 4, 2
 
-_ELEMENTS = {
-    "float16": ("kHalf", "__half"),
-    "bfloat16": ("kBfloat16", "__nv_bfloat16"),
-    "float32": ("kFloat", "float"),
-    "float64": ("kDouble", "double"),
-}
 # Rows of a thread on the way at once: images are few rows, and there are more sums of each; but of
 # moments alone as many as a batch's have.
 _GATED_ROWS = {True: "#define RW_NORM_UNROLL 8", False: "#define RW_NORM_UNROLL 4"}
@@ -34,13 +28,13 @@ _ACTIVATIONS = {
 # Members of what a call gives and another takes; mask and index are one, of no rows and channels.
 _RESULTS = {"mask": "new_mask", "index": "new_mask", "sums": "new_sums"}
 _NAME = re.compile(
-    rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_"
+    rf"{_PREFIX}(forward|backward)_({'|'.join(DTYPES)})_"
     rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second|_rows)?(_bits)?(_summed)?"
     r"(_grouped)?(_sliced)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
 _GATED_NAME = re.compile(
-    rf"{_PREFIX}({'|'.join(GATED)})_({'|'.join(_ELEMENTS)})_"
+    rf"{_PREFIX}({'|'.join(GATED)})_({'|'.join(DTYPES)})_"
     rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual)?(_relu)?(_bits)?(_summed)?"
 )
 
@@ -87,7 +81,7 @@ def _gated_body(name: str) -> str | None:
     act = _ACTIVATIONS["" if activation == "none" else activation]
     told = {"excite": flags[:3], "gate_sums": flags[2:]}.get(direction, [])
     more = [str(bool(flag)).lower() for flag in told]
-    words = ", ".join([_ELEMENTS[dtype][1], f"Activation::{act}", *more])
+    words = ", ".join([ELEMENTS[dtype][1], f"Activation::{act}", *more])
     parts = ["device", "together", "forward", "gated"]
     moments = direction == "squeeze" and activation == "none"
     texts = [_GATED_ROWS[moments], *(NORMS.template(f"norm_{part}.h") for part in parts)]
@@ -105,7 +99,7 @@ def _body(name: str) -> str:
     function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
     if residual == "_rows":
         parts = ["device", "rows"]
-        function = f"{direction}_rows<{_ELEMENTS[dtype][1]}, Activation::{act}>"
+        function = f"{direction}_rows<{ELEMENTS[dtype][1]}, Activation::{act}>"
         return NORMS.exported(name, [NORMS.template(f"norm_{part}.h") for part in parts], function)
     if residual == "_second":
         function = f"{direction}_of_two"
@@ -127,7 +121,7 @@ def _body(name: str) -> str:
     texts = [NORMS.template(f"norm_{part}.h") for part in parts]
     if windows[0]:
         texts.insert(0, shared("device_maxima.h"))
-    function = f"{function}<{_ELEMENTS[dtype][1]}, Activation::{act}, {last}>"
+    function = f"{function}<{ELEMENTS[dtype][1]}, Activation::{act}, {last}>"
     return NORMS.exported(name, texts, function)
 
 
@@ -153,7 +147,7 @@ def _row(call: NormCall) -> str:
     switches = ", ".join(str(one).lower() for one in flags)
     return (
         f'    {{"{kind} {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'
-        f"     Element::{_ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"
+        f"     Element::{ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"
         f"     {{{pooled}}}, {{{operands}}}, {{{slices}}}}},"
     )
 

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import re
 
-from ..codegen.direct import Family
+from ..codegen.direct import ELEMENTS, Family
 from ..codegen.templates import shared
-from .call import PoolCall, check
+from .call import DTYPES, PoolCall, check
 
 _PREFIX = "relay_wgrad_pool_"
-_ELEMENTS = {
-    "float16": ("kHalf", "__half"),
-    "bfloat16": ("kBfloat16", "__nv_bfloat16"),
-    "float32": ("kFloat", "float"),
-    "float64": ("kDouble", "double"),
-}
-_NAME = re.compile(rf"{_PREFIX}(forward|backward)_({'|'.join(_ELEMENTS)})_(\d+)x(\d+)_(\d+)x(\d+)")
+_NAME = re.compile(rf"{_PREFIX}(forward|backward)_({'|'.join(DTYPES)})_(\d+)x(\d+)_(\d+)x(\d+)")
 
 
 def kernel_of(call: PoolCall) -> str:
@@ -30,7 +24,7 @@ def _body(name: str) -> str:
         raise ValueError(f"{name!r} is no kernel of a pooling")
     direction, dtype, *sizes = found.groups()
     parts = [shared("device_maxima.h"), POOLS.template("pool_device.h")]
-    return POOLS.exported(name, parts, f"{direction}<{_ELEMENTS[dtype][1]}, {', '.join(sizes)}>")
+    return POOLS.exported(name, parts, f"{direction}<{ELEMENTS[dtype][1]}, {', '.join(sizes)}>")
 
 
 def _row(call: PoolCall) -> str:
@@ -46,7 +40,7 @@ def _row(call: PoolCall) -> str:
     kernel = kernel_of(call)
     return (
         f'    {{"max_pool2d {call.direction} {call.dtype} {words}", {kernel}, "{kernel}",\n'
-        f"     Element::{_ELEMENTS[call.dtype][0]}, {numbers},"
+        f"     Element::{ELEMENTS[call.dtype][0]}, {numbers},"
         f" {str(call.direction == 'backward').lower()}, {str(call.index).lower()}}},"
     )
 

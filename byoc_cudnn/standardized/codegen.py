@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import re
 
-from ..codegen.direct import Family
-from .call import DIRECTIONS, StandardizedCall, check
+from ..codegen.direct import ELEMENTS, Family
+from .call import DIRECTIONS, DTYPES, StandardizedCall, check
 
 _PREFIX = "relay_wgrad_standardized_"
-_ELEMENTS = {
-    "float16": ("kHalf", "__half"),
-    "bfloat16": ("kBfloat16", "__nv_bfloat16"),
-    "float32": ("kFloat", "float"),
-}
-_NAME = re.compile(rf"{_PREFIX}({'|'.join(DIRECTIONS)})_({'|'.join(_ELEMENTS)})")
+_NAME = re.compile(rf"{_PREFIX}({'|'.join(DIRECTIONS)})_({'|'.join(DTYPES)})")
 
 
 def kernel_of(call: StandardizedCall) -> str:
@@ -27,7 +22,7 @@ def _body(name: str) -> str:
         raise ValueError(f"{name!r} is no kernel of standardized weights")
     direction, dtype = found.groups()
     text = STANDARDIZED.template("standardized_device.h")
-    return STANDARDIZED.exported(name, [text], f"{direction}_all<{_ELEMENTS[dtype][1]}>")
+    return STANDARDIZED.exported(name, [text], f"{direction}_all<{ELEMENTS[dtype][1]}>")
 
 
 def _row(call: StandardizedCall) -> str:
@@ -38,7 +33,7 @@ def _row(call: StandardizedCall) -> str:
     )
     return (
         f'    {{"{len(call.weights)} standardized weights {call.direction} {call.dtype}",'
-        f' {kernel}, "{kernel}",\n     Element::{_ELEMENTS[call.dtype][0]}, {backward},'
+        f' {kernel}, "{kernel}",\n     Element::{ELEMENTS[call.dtype][0]}, {backward},'
         f" {call.epsilon!r},\n     {{{weights}}}}},"
     )
 

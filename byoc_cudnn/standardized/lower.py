@@ -17,15 +17,14 @@ from tvm import relax
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.match import number_of
 from relay_wgrad.graph.rebuild import normal, with_bindings, without_unused
-from relay_wgrad.graph.walk import dataflow_block, functions_in
-from relay_wgrad.ir import is_closed, op_name
+from relay_wgrad.ir import op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import permute_axes
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.train_norm import GROUP_BACKWARD, GROUP_FORWARD
 
 from ..cast_transpose.call import Transposition
-from ..codegen.lowering import DirectEntry, Symbols, with_source
+from ..codegen.lowering import DirectEntry, Symbols, lower_together
 from .call import DTYPES, StandardizedCall, Weight
 from .codegen import STANDARDIZED
 
@@ -67,21 +66,17 @@ def lower_standardized(
     -------
     (tvm.IRModule, tuple) : a new module, and an entry for each call that was made.
     """
-    out, symbols, entries = mod.clone(), Symbols(STANDARDIZED), []
-    for var, func in functions_in(mod, by_name=True):
-        if is_closed(func) or dataflow_block(func) is None:
-            continue
-        view = Graph(func)
-        found = [one for b in view.bindings if (one := _found(view, b.var)) is not None]
-        kinds = {one.kind: [other for other in found if other.kind == one.kind] for one in found}
-        bindings, names = list(view.bindings), dict[str, str]()
-        for kind, group in kinds.items():
-            bindings = _written(view, bindings, _in_time(view, group), kind, symbols, names)
-        if names:
-            out.update_func(var, without_unused(with_bindings(func, bindings)))
-            name = str(var.name_hint)
-            entries += [DirectEntry(name, node, "standardized", s) for node, s in names.items()]
-    return with_source(out, symbols, arch), tuple(entries)
+    return lower_together(mod, STANDARDIZED, "standardized", _together, arch)
+
+
+def _together(func: relax.Function, symbols: Symbols) -> tuple[relax.Function, dict[str, str]]:
+    view = Graph(func)
+    found = [one for b in view.bindings if (one := _found(view, b.var)) is not None]
+    kinds = {one.kind: [other for other in found if other.kind == one.kind] for one in found}
+    bindings, names = list(view.bindings), dict[str, str]()
+    for kind, group in kinds.items():
+        bindings = _written(view, bindings, _in_time(view, group), kind, symbols, names)
+    return without_unused(with_bindings(func, bindings)) if names else func, names
 
 
 # ---- finding -------------------------------------------------------------------------------------

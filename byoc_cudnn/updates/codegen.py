@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from ..codegen.direct import Family
-from .call import COUNT, NUMBERS, SLOTS, UpdatesCall, check
+from ..codegen.direct import ELEMENTS, Family
+from .call import COUNT, DTYPES, NUMBERS, SLOTS, UpdatesCall, check
 
 _PREFIX = "relay_wgrad_updates_"
-_ELEMENTS = {"float32": ("kFloat", "float"), "float64": ("kDouble", "double")}
 _RULES = {COUNT: "kCount", "sgd": "kSgd", "momentum": "kMomentum", "adam": "kAdam"}
-_NAME = re.compile(rf"{_PREFIX}({'|'.join(SLOTS)})_({'|'.join(_ELEMENTS)})")
+_NAME = re.compile(rf"{_PREFIX}({'|'.join(SLOTS)})_({'|'.join(DTYPES)})")
 
 
 def kernel_of(call: UpdatesCall) -> str:
@@ -24,7 +23,7 @@ def _body(name: str) -> str:
     if not found:
         raise ValueError(f"{name!r} is no kernel of updates")
     rule, dtype = found.groups()
-    element = _ELEMENTS[dtype][1]
+    element = ELEMENTS[dtype][1]
     function = (
         f"count_all<{element}>" if rule == COUNT else f"update_all<{element}, {_RULES[rule]}>"
     )
@@ -51,7 +50,7 @@ def _row(call: UpdatesCall) -> str:
     words = f"{call.rule} of {len(call.counts)} tensors {call.dtype}"
     return (
         f'    {{"{words}", {kernel}, "{kernel}",\n'
-        f"     Element::{_ELEMENTS[call.dtype][0]}, {str(call.rule == COUNT).lower()},"
+        f"     Element::{ELEMENTS[call.dtype][0]}, {str(call.rule == COUNT).lower()},"
         f" {SLOTS[call.rule]}, {call.scalars},\n     {{{told}}},\n"
         f"     {{{counts}}},\n     {{{statistics}}},\n     {{{undecayed}}}}},"
     )

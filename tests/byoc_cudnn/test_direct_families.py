@@ -10,15 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from byoc_cudnn.cast_transpose.codegen import CAST_TRANSPOSES
+from byoc_cudnn.building.compiled import FAMILIES
 from byoc_cudnn.codegen.direct import Family
-from byoc_cudnn.joins.codegen import JOINS
-from byoc_cudnn.norm.codegen import NORMS
-from byoc_cudnn.pool.codegen import POOLS
-from byoc_cudnn.standardized.codegen import STANDARDIZED
-from byoc_cudnn.updates.codegen import UPDATES
-
-FAMILIES = (CAST_TRANSPOSES, JOINS, NORMS, POOLS, STANDARDIZED, UPDATES)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.room)

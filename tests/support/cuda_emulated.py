@@ -14,15 +14,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from byoc_cudnn.building.compiled import FAMILIES
 from byoc_cudnn.building.toolchain import find
-from byoc_cudnn.joins import JOINS, JoinsCall
+from byoc_cudnn.joins import JoinsCall
 from byoc_cudnn.joins.call import PIECES, TERMS
 from byoc_cudnn.joins.codegen import kernel_of as join_kernel_of
-from byoc_cudnn.norm import NORMS, NormCall
+from byoc_cudnn.norm import NormCall
 from byoc_cudnn.norm.codegen import kernel_of
-from byoc_cudnn.pool import POOLS, PoolCall
+from byoc_cudnn.pool import PoolCall
 from byoc_cudnn.pool.codegen import kernel_of as pool_kernel_of
-from byoc_cudnn.standardized import STANDARDIZED
 
 HEADER = Path(__file__).with_name("cuda_emulated.h")
 DTYPES = {
@@ -180,10 +180,10 @@ def command(folder: Path) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def library(folder: Path, kernel: str) -> Any:
+def loaded(folder: Path, kernel: str) -> Any:
     """A kernel's library, loaded."""
     source, library = folder / f"{kernel}.cc", folder / f"{kernel}.so"
-    family = next(f for f in (JOINS, NORMS, POOLS, STANDARDIZED) if kernel.startswith(f.codegen))
+    family = next(f for f in FAMILIES if kernel.startswith(f.codegen))
     source.write_text(emulated(family.source_of(kernel)), encoding="utf-8")
     if not find().compiler:
         pytest.skip("no C++ compiler")
@@ -203,7 +203,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: bool) -> bool:
     """Runs a call on tensors by name, results among them; whether one launch did it."""
-    own = library(folder, kernel_of(call))
+    own = loaded(folder, kernel_of(call))
     x = given["x"]
     workspace = np.full(1 << 18, 255, np.uint8)
     names = {**dict.fromkeys((*_NORM, *_GATED)), "workspace": workspace}
@@ -245,7 +245,7 @@ def pool(folder: Path, call: PoolCall, given: dict[str, np.ndarray]) -> None:
     ]
     packed = _PoolCall(*image, windows[1], windows[2], *call.padding[:2], *pointers)
     kernel = pool_kernel_of(call)
-    assert getattr(library(folder, kernel), kernel)(ctypes.byref(packed), None) == 0
+    assert getattr(loaded(folder, kernel), kernel)(ctypes.byref(packed), None) == 0
 
 
 def join(
@@ -270,4 +270,4 @@ def join(
                 terms += 1
             begin += piece.width
     kernel = join_kernel_of(call)
-    assert getattr(library(folder, kernel), kernel)(ctypes.byref(packed), None) == 0
+    assert getattr(loaded(folder, kernel), kernel)(ctypes.byref(packed), None) == 0

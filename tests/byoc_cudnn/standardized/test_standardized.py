@@ -177,8 +177,8 @@ def emulated(folder: Path, call: StandardizedCall, t: dict[str, list[Any]]) -> N
         table[i].filters, table[i].channels, table[i].taps = one.filters, one.channels, one.taps
         table[i].factor = one.factor
     packed = _Call(table, len(call.weights), call.epsilon)
-    library = cuda_emulated.library(folder, kernel_of(call))
-    assert getattr(library, kernel_of(call))(ctypes.byref(packed), None) == 0
+    own = cuda_emulated.loaded(folder, kernel_of(call))
+    assert getattr(own, kernel_of(call))(ctypes.byref(packed), None) == 0
 
 
 @pytest.mark.longer_cases("bfloat16", "float32", why="128 threads emulated for each filter")
