@@ -16,7 +16,7 @@ from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_walk
 
 from .. import keys
-from ..graph.rebuild import normal, rebuilt, substitute, with_functions
+from ..graph.rebuild import Writer, rebuilt, substitute, with_functions
 from ..graph.walk import Block, variables_of
 from ..ir import op_name
 from .kernel_order import KERNELS, VIEWS, Step, alive_at, steps_of
@@ -63,7 +63,7 @@ def _with_calls(
         and moves(mod, binding.value.args[0])
     ]
     twice = best_twice(*found, cheap)
-    return None if twice is None else _written(bindings, twice)
+    return None if twice is None else _written(block, twice)
 
 
 def moves(mod: tvm.IRModule, callee: Any) -> bool:
@@ -112,30 +112,19 @@ def best_twice(steps: list[Step], sizes: list[int], cheap: list[int]) -> _Twice 
     return None if best is None else best[1]
 
 
-def _written(bindings: list[Any], twice: _Twice) -> list[relax.Binding]:
+def _written(block: relax.DataflowBlock, twice: _Twice) -> list[relax.Binding]:
     """The bindings with the second call, whose results what follows takes."""
-    names = [bindings[twice.binding].var]  # those of the first call's results, as they are made
-    out: list[relax.Binding] = []
-    renamed: dict[Any, Any] = {}
+    bindings = block.bindings
+    # The first call's results, and what only names them, as they are made.
+    again = {bindings[twice.binding].var: bindings[twice.binding].value}
+    writer, renamed = Writer(block), dict[Any, Any]()
     for i, binding in enumerate(bindings):
-        if i < twice.place:
-            out.append(binding)
-            of_them = any(var in names for var in variables_of(binding.value))
-            is_name = not isinstance(binding.value, relax.Call) or op_name(binding.value) in VIEWS
-            if of_them and is_name:
-                names.append(binding.var)
-            continue
+        value = binding.value
+        is_name = not isinstance(value, relax.Call) or op_name(value) in VIEWS
         if i == twice.place:
-            values = {b.var: b.value for b in bindings[: twice.place]}
-            for var in names:
-                value = substitute(values[var], renamed)
-                again = relax.DataflowVar(f"{var.name}_again", var.ty)
-                out.append(relax.VarBinding(again, value if var is names[0] else normal(value)))
-                renamed[var] = again
-        if isinstance(binding, relax.VarBinding) and any(
-            var in renamed for var in variables_of(binding.value)
-        ):
-            value = normal(substitute(binding.value, renamed))
-            binding = relax.VarBinding(binding.var, value, binding.span)
-        out.append(binding)
-    return out
+            for var, made in again.items():
+                renamed[var] = writer.emit(f"{var.name}_again", substitute(made, renamed))
+        elif i < twice.place and is_name and any(var in again for var in variables_of(value)):
+            again[binding.var] = value
+        writer.keep(binding, renamed)
+    return writer.bindings

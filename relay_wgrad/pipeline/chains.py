@@ -31,10 +31,8 @@ from .storages import maker_of, taking
 
 SUFFIX = "_joined"
 """Of the names of the functions that share memory."""
-_STORAGES, _NUMBER = (
-    f"chain{SUFFIX}",
-    1 << 20,
-)  # of what a machine makes once: none of `KeepStorages`
+_STORAGES, _NUMBER = f"chain{SUFFIX}", 1 << 20
+"""Of what a machine makes once; no number of `KeepStorages`."""
 
 
 @dataclass

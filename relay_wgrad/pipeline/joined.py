@@ -16,7 +16,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..graph.rebuild import normal, rebuilt, substitute, with_functions
+from ..graph.rebuild import Writer, rebuilt, with_functions
 from ..graph.walk import Block, variables_of
 from ..ir import bytes_of, op_name, tensor_bytes
 from .aliases import Parts, all_of, parts_of
@@ -76,7 +76,7 @@ def _sliced(block: Block) -> list[relax.Binding] | None:
         if len(between) and between.max() >= _NEAR * most and sizes[part] >= _LEAST * most:
             tensors.shorten(part)
             taken.append(part)
-    return _with_slices(bindings, taken) if taken else None
+    return _with_slices(block, taken) if taken else None
 
 
 def _parts(bindings: list[Any], names: list[str], tensors: _Alive) -> list[Part]:
@@ -181,24 +181,17 @@ class _Alive:
         self.lives[tensor][1] = part.before
 
 
-def _with_slices(bindings: list[Any], taken: list[Part]) -> list[relax.Binding]:
+def _with_slices(block: relax.DataflowBlock, taken: list[Part]) -> list[relax.Binding]:
     after: dict[int, list[Part]] = {}
     for part in taken:
         after.setdefault(part.end, []).append(part)
-    out: list[relax.Binding] = []
-    renamed: dict[Any, Any] = {}
-    for i, binding in enumerate(bindings):
-        uses = any(var in renamed for var in variables_of(binding.value))
-        if uses and isinstance(binding, relax.VarBinding):
-            value = normal(substitute(binding.value, renamed))
-            binding = relax.VarBinding(binding.var, value, binding.span)
-        out.append(binding)
+    writer, renamed = Writer(block), dict[Any, Any]()
+    for i, binding in enumerate(block.bindings):
+        writer.keep(binding, renamed)
         for part in after.get(i, ()):
             length = int(part.operand.ty.shape.values[part.axis])
             call = relax.op.strided_slice(
                 part.joined, [part.axis], [part.first], [part.first + length]
             )
-            again = relax.DataflowVar(f"{part.operand.name}_again", part.operand.ty)
-            out.append(relax.VarBinding(again, normal(call)))
-            renamed[part.operand] = again
-    return out
+            renamed[part.operand] = writer.emit(f"{part.operand.name}_again", call)
+    return writer.bindings
