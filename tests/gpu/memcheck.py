@@ -46,14 +46,16 @@ from byoc_cudnn.pool import generate as generate_pools
 from byoc_cudnn.pool import inputs as pool_inputs
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support import cast_transpose, element_cases, grouped_cases, norm_groups
+from tests.support import cast_transpose, element_cases, gate_cases, grouped_cases, norm_groups
 from tests.support.depthwise_cases import SMALL
 from tests.support.gpu import (
     cutlass_runner,
     direct_runner,
+    gates_runner,
     group_norm_runner,
     norm_followed,
     norm_runner,
+    standardized_runner,
 )
 from tests.support.gpu.cudnn_runner import (
     destination,
@@ -106,6 +108,32 @@ def norms(folder: Path) -> list[str]:
     ]
 
 
+def gates(folder: Path) -> list[str]:
+    """Normalizations around a gate, also where results lie in an operand's place."""
+    kinds = [("bfloat16", *kind) for kind in gates_runner.KINDS]
+    functions = norm_runner.load([c for kind in kinds for c in gate_cases.calls(*kind)], folder)
+    lines = []
+    for dtype, activation, residual, last in kinds:
+        for shape in ((3, 9, 5, 13), (2, 7, 7, 40), (4, 12, 11, 264)):
+            t = gates_runner.run(functions, dtype, shape, activation, residual, last)
+            lines += gates_runner.wrong(t, dtype, activation, last)
+            for call in gate_cases.calls(dtype, activation, residual, last):
+                made = gate_cases.taken(call, t)
+                lines += norm_runner.other_bits_in_place(functions, call, made, times=1)
+    return lines
+
+
+def standardized(folder: Path) -> list[str]:
+    """Filters that are standardized, all in one call each way."""
+    return [
+        line
+        for dtype in standardized_runner.LIMITS
+        for line in standardized_runner.wrong_directions(
+            folder / dtype, dtype, standardized_runner.WEIGHTS
+        )
+    ]
+
+
 def groups(folder: Path) -> list[str]:
     """Normalizations of groups and instances, each activation: a voxel, odd channels, blocks."""
     calls = [
@@ -123,6 +151,9 @@ def groups(folder: Path) -> list[str]:
                     given = (shape, dtype, count, activation, how)
                     t = group_norm_runner.run(functions, *given)
                     found = group_norm_runner.wrong(t, dtype, count, activation)
+                    for direction in ("forward", "backward"):
+                        call = group_norm_runner.call_of(direction, dtype, count, activation, how)
+                        found += norm_runner.other_bits_in_place(functions, call, t, times=1)
                     wrong += [f"{given}: {line}" for line in found]
     return wrong
 
@@ -306,6 +337,8 @@ Part = Callable[[Path], list[str]]  # what is wrong, of kernels that it builds i
 PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't be done here
     "norms": (norms, _no_nvcc),
     "groups": (groups, _no_nvcc),
+    "gates": (gates, _no_nvcc),
+    "standardized": (standardized, _no_nvcc),
     "volumes": (volumes, lambda: None),
     "followed": (followed, _no_nvcc),
     "pools": (pools, _no_nvcc),

@@ -58,6 +58,7 @@ def all_calls() -> list[NormCall]:
 def load_source(generate: Any, inputs: Any, calls: Sequence[Any], folder: Path) -> Any:
     """The module of a family's calls, with kernels for the GPU that is there."""
     major, minor = torch.cuda.get_device_capability()
+    folder.mkdir(exist_ok=True)
     source, library = folder / "calls.cc", folder / "calls.so"
     text = generate(calls, 10 * major + minor)
     source.write_text(text, encoding="utf-8")
