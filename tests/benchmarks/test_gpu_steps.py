@@ -282,3 +282,14 @@ def test_the_unet() -> None:
         assert network(torch.empty(2, 3, 64, 64)).shape == (2, 1000)
     with pytest.raises(ValueError, match="no bundled network 'lenet'"):
         gpu_models.build("onnx:lenet", 1, None)
+
+
+def test_a_library_is_built_before_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from byoc_cudnn.building.compiled import Library
+
+    done: list[str] = []
+    monkeypatch.setattr(Library, "load", lambda self: done.append("built"))
+    monkeypatch.setattr(Library, "virtual_machine", lambda self, device: done.append("loaded"))
+    with gpu_sides.in_turn(lambda: done.append("its turn")):
+        Library(None).virtual_machine()
+    assert done == ["built", "its turn", "loaded"]
