@@ -28,6 +28,7 @@ from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
 from .ieee import exact_floats
 from .last_passes import with_arena
+from .made_sums import MadeSum
 from .reduction_init import first_values
 from .reshapes import Reshapes, with_reshapes
 from .workspaces import Workspaces
@@ -96,8 +97,9 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
 
     gpu = dlight.gpu
     rules = [
-        SpaceToDepth(), Joins(), Packs(), ChannelSum(), RowSum(), _CudaCores(gpu.Matmul()),
-        Windows(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), Registers(), gpu.Fallback(),
+        SpaceToDepth(), Joins(), Packs(), MadeSum(), ChannelSum(), RowSum(),
+        _CudaCores(gpu.Matmul()), Windows(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(),
+        Registers(), gpu.Fallback(),
     ]  # fmt: skip
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cuda_pipeline")

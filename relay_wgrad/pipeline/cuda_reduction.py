@@ -70,13 +70,13 @@ class ChannelSum(CudaRule):
         summed = sch.get(the_sum.block_rv)
         packed = packed_reads(summed) or []
         lanes = lanes_of(packed)
-        cut = part_count(count, channels, lanes, _is_costly(summed.body))
+        cut = part_count(count, channels, lanes, is_costly(summed.body))
         outer, _ = sch.split(pixel, [cut, count // cut])
         first = sch.rfactor(outer, 0)
         self._parts(sch, first, packed if lanes > 1 else [], lanes)
-        self._whole(sch, the_sum.block_rv, cut, channels)
+        self.whole(sch, the_sum.block_rv, cut, channels)
         for info in after:
-            self._spread(sch, sch.fuse(*sch.get_loops(info.block_rv)))
+            self.spread(sch, sch.fuse(*sch.get_loops(info.block_rv)))
         return sch
 
     def _parts(self, sch: Schedule, block: Any, packed: list[Any], lanes: int) -> None:
@@ -86,7 +86,7 @@ class ChannelSum(CudaRule):
         *images, channel, part, pixel = sch.get_loops(block)
         pack, lane = sch.split(channel, [None, lanes])
         sch.reorder(*images, part, pack, pixel, lane)
-        thread = self._spread(sch, sch.fuse(*images, part, pack))
+        thread = self.spread(sch, sch.fuse(*images, part, pack))
         sch.reverse_compute_at(copy, thread)
         *_, pixel, lane = sch.get_loops(block)
         length = int(sch.get(pixel).extent)
@@ -100,14 +100,14 @@ class ChannelSum(CudaRule):
             vectorized(sch, copy, lanes)
         sch.decompose_reduction(block, outer)
 
-    def _whole(self, sch: Schedule, block: Any, cut: int, channels: int) -> None:
+    def whole(self, sch: Schedule, block: Any, cut: int, channels: int) -> None:
         """A block of threads for a few channels, whose parts are neighbours in memory, adds them;
         where parts are fewer than channels a thread does."""
         *kept, part = sch.get_loops(block)
         channel = sch.fuse(*kept)
         if cut <= UNROLLED or cut * cut <= channels:
             copy = sch.cache_write(block, 0, "local")
-            sch.reverse_compute_at(copy, self._spread(sch, channel))
+            sch.reverse_compute_at(copy, self.spread(sch, channel))
             return
         few, threads = divisor(channels, FEW), 1
         while threads < min(THREADS // few, cut):
@@ -118,7 +118,7 @@ class ChannelSum(CudaRule):
         self.bind(sch, neighbour, "threadIdx.x")
         self.bind(sch, inner, "threadIdx.y")
 
-    def _spread(self, sch: Schedule, loop: Any) -> Any:
+    def spread(self, sch: Schedule, loop: Any) -> Any:
         """The loop over all threads; returns the loop over those of a block."""
         # Of a single one TVM would let all others write theirs over its result.
         outer, inner = sch.split(loop, [None, min(THREADS, int(sch.get(loop).extent))])
@@ -127,7 +127,8 @@ class ChannelSum(CudaRule):
         return inner
 
 
-def _is_costly(body: Any) -> bool:
+def is_costly(body: Any) -> bool:
+    """Whether an expression has one of `COSTLY`."""
     names: set[str] = set()
     structural_walk(
         body, (Call, lambda call: names.add(str(getattr(call.op, "name", "")).rpartition(".")[2]))

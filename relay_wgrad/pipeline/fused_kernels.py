@@ -32,6 +32,7 @@ from .ieee import opaque_zero
 from .index_bounds import bounded
 from .joined import Joined
 from .kernel_order import Order
+from .made_sums import MadeSums
 from .one_result import OneResult
 from .overwrites import Overwrites
 from .products import cpu_products
@@ -61,6 +62,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         relax.transform.FuseTIR(),
         OneResult(),
         Unread(),
+        MadeSums(),
         Overwrites(),
         Order(),
         Again(),

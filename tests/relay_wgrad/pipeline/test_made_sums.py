@@ -1,0 +1,232 @@
+"""Kernels that make a tensor and sum it: which calls become one, and both results' numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax.transform import DeadCodeElimination
+from tvm.target import Target
+
+from relay_wgrad.dtypes import numpy_dtype
+from relay_wgrad.ir import op_name
+from relay_wgrad.pipeline import made_sums
+from relay_wgrad.pipeline.cuda import cuda_pipeline
+from relay_wgrad.pipeline.fused_kernels import fused_kernels
+from relay_wgrad.pipeline.made_sums import MadeSum, MadeSums, parts_of
+from tests.support.cuda_source import cuda_source, read_back
+from tests.support.partition_cases import module
+
+TARGET = Target(
+    {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32,
+     "max_shared_memory_per_block": 49152}, host="llvm",
+)  # fmt: skip
+SHAPE = (4, 14, 14, 64)
+pytestmark = pytest.mark.usefixtures("registered")
+
+
+class OnTheHost(MadeSum):
+    """The same loops, none of them bound to threads."""
+
+    def bind(self, sch: Any, loop: Any, axis: str) -> None:
+        """Leaves it."""
+
+
+@pytest.fixture(autouse=True)
+def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_sums, "SMALL", 0)
+
+
+def wide(emit: Any, x: Any) -> Any:
+    return x if str(x.ty.dtype) == "float32" else emit(relax.op.astype(x, "float32"))
+
+
+def made(emit: Any, g: Any, x: Any, s: Any) -> Any:
+    """An activation's gradient, times a number for each channel of an image."""
+    slope = emit(relax.op.sigmoid(wide(emit, x)))
+    product = emit(relax.op.multiply(emit(relax.op.multiply(wide(emit, g), slope)), s))
+    return product if str(g.ty.dtype) == "float32" else emit(relax.op.astype(product, g.ty.dtype))
+
+
+def gradient(axes: list[int], of_product: bool) -> Any:
+    def body(emit: Any, g: Any, x: Any, s: Any) -> Any:
+        t = made(emit, g, x, s)
+        added = wide(emit, t)
+        if of_product:
+            added = emit(relax.op.multiply(added, wide(emit, x)))
+        return [t, emit(relax.op.sum(added, axes, keepdims=True))]
+
+    return body
+
+
+def operands(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
+    return {"g": (shape, dtype), "x": (shape, dtype), "s": ((shape[0], 1, 1, shape[3]), "float32")}
+
+
+def fused(given: dict[str, Any], body: Any) -> tvm.IRModule:
+    with TARGET:
+        return tvm.transform.Sequential(fused_kernels())(module(given, body))
+
+
+def calls(mod: tvm.IRModule) -> list[Any]:
+    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
+    return [value for value in values if op_name(value) == "relax.call_tir"]
+
+
+def kernels(mod: tvm.IRModule) -> dict[str, Any]:
+    """Those that are called."""
+    return {str(call.args[0].name_hint): mod[call.args[0]] for call in calls(mod)}
+
+
+def arrays(given: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.standard_normal(shape).astype(numpy_dtype(dtype))
+        for name, (shape, dtype) in given.items()
+    }
+
+
+def run(mod: tvm.IRModule, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What a fused module computes on this CPU, its kernels without schedules of a device."""
+    names = [str(p.name) for p in mod["main"].params]
+    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    found = vm["main"](*(tvm.runtime.tensor(values[name]) for name in names))
+    return [np.asarray(t.numpy()) for t in found]
+
+
+def distance(got: np.ndarray, want: np.ndarray) -> float:
+    apart = np.linalg.norm(got.astype("float64") - want) / np.linalg.norm(want)
+    return float(apart)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [SHAPE, (3, 7, 5, 24), (1, 9, 9, 16), (2, 1, 32, 16), (64, 7, 7, 8), (2, 30, 31, 136)],
+)
+@pytest.mark.parametrize("axes", [[0, 1, 2], [1, 2]])
+@pytest.mark.parametrize("of_product", [False, True])
+def test_the_numbers(shape: tuple[int, ...], axes: list[int], of_product: bool) -> None:
+    given = operands(shape, "float16")
+    mod = fused(given, gradient(axes, of_product))
+    ((name, func),) = kernels(mod).items()
+    assert name.endswith("_and_sum")
+    schedule = OnTheHost().apply(func, TARGET, False)
+    assert "T.vectorized(T.int64(8))" in schedule.mod.script()
+    values = arrays(given)
+    (call,) = calls(mod)
+    built = schedule.mod["main"].with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": built}), target="llvm")
+    kept = [1 if i in axes else n for i, n in enumerate(shape)]
+    t = tvm.runtime.tensor(np.full(shape, np.nan, np.float16))
+    u = tvm.runtime.tensor(np.full(kept, np.nan, np.float32))
+    order = [values[str(arg.name)] for arg in call.args[1].fields]
+    library["main"](*map(tvm.runtime.tensor, order), t, u)
+    g, x, s = (values[n].astype("float64") for n in "gxs")
+    assert distance(t.numpy(), g / (1 + np.exp(-x)) * s) < 3e-4
+    stored = t.numpy().astype("float64") * (x if of_product else 1)
+    total = stored.sum(tuple(axes), keepdims=True)
+    apart = np.linalg.norm(u.numpy() - total)
+    assert apart <= 1e-6 * np.linalg.norm(np.abs(stored).sum(tuple(axes)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_calls_give_what_they_gave(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several makers and sums; one maker has two sums, of which one stays."""
+
+    def body(emit: Any, g: Any, x: Any, s: Any) -> Any:
+        one = made(emit, g, x, s)
+        two = made(emit, x, g, s)
+        of_one = emit(relax.op.sum(wide(emit, one), [0, 1, 2]))
+        each = emit(relax.op.sum(wide(emit, one), [1, 2]))
+        both = emit(relax.op.multiply(wide(emit, two), wide(emit, one)))
+        of_both = emit(relax.op.sum(both, [1, 2], keepdims=True))
+        return [one, two, of_one, each, of_both]
+
+    given = operands(SHAPE, dtype)
+    with monkeypatch.context() as without:
+        without.setattr(MadeSum, "scheduled", lambda self, sch, infos: None)
+        plain = fused(given, body)
+    joined = fused(given, body)
+    assert len(calls(joined)) < len(calls(plain))
+    values = arrays(given)
+    for got, want in zip(run(joined, values), run(plain, values), strict=True):
+        # Sums of bfloat16 that a CPU does not round on the way.
+        assert distance(got, want.astype("float64")) < (4e-3 if dtype == "bfloat16" else 2e-6)
+
+
+def test_what_is_not_a_number_stays_one() -> None:
+    given = operands(SHAPE, "float16")
+    values = arrays(given)
+    values["g"][2, 3, 4, 5] = np.nan
+    t, u = run(fused(given, gradient([0, 1, 2], False)), values)
+    assert np.argwhere(np.isnan(t)).tolist() == [[2, 3, 4, 5]]
+    assert np.argwhere(np.isnan(u)).tolist() == [[0, 0, 0, 5]]
+
+
+def _of_later(emit: Any, g: Any, x: Any, s: Any) -> Any:
+    """The sum is of a product with what is only there after the maker."""
+    t = made(emit, g, x, s)
+    joined = emit(relax.op.nn.softmax(t, 3))
+    product = emit(relax.op.multiply(wide(emit, t), wide(emit, joined)))
+    return [t, joined, emit(relax.op.sum(product, [0, 1, 2]))]
+
+
+def _of_a_view(emit: Any, g: Any, x: Any, s: Any) -> Any:
+    """What is only another shape is no kernel."""
+    t = emit(relax.op.reshape(g, (SHAPE[0], SHAPE[1] * SHAPE[2], SHAPE[3])))
+    return [t, x, s, emit(relax.op.sum(wide(emit, t), [0, 1]))]
+
+
+def _of_channels(emit: Any, g: Any, x: Any, s: Any) -> Any:
+    t = made(emit, g, x, s)
+    return [t, emit(relax.op.sum(wide(emit, t), [3]))]
+
+
+@pytest.mark.parametrize("body", [_of_later, _of_a_view, _of_channels])
+def test_other_sums_stay(body: Any) -> None:
+    names = kernels(fused(operands(SHAPE, "float16"), body))
+    assert not any(name.endswith("_and_sum") for name in names)
+
+
+def test_rows_that_are_no_packs_stay() -> None:
+    found = kernels(fused(operands((4, 14, 14, 12), "float16"), gradient([0, 1, 2], False)))
+    assert len(found) == 2
+
+
+def test_small_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_sums, "SMALL", 2 * math.prod(SHAPE) + 1)
+    assert len(kernels(fused(operands(SHAPE, "float16"), gradient([1, 2], False)))) == 2
+
+
+def test_other_targets_stay() -> None:
+    mod = module(operands(SHAPE, "float16"), gradient([1, 2], False))
+    with Target("llvm"):
+        assert MadeSums()(mod).same_as(mod)
+
+
+@pytest.mark.parametrize("pixels", [(64, 14, 14), (49,), (7, 1, 3), (1,)])
+@pytest.mark.parametrize("channels", [8, 1536])
+def test_parts(pixels: tuple[int, ...], channels: int) -> None:
+    axis, cut = parts_of(pixels, channels, 8)
+    assert pixels[axis] % cut == 0
+    parts = math.prod(pixels[:axis]) * cut
+    assert math.prod(pixels) // parts >= 1
+    if math.prod(pixels) >= 64 * 14 * 14:
+        assert 1 / 2 <= parts / min(math.prod(pixels) / 8, 2**16 * 8 / channels) <= 2
+
+
+def test_the_code_for_a_device() -> None:
+    """Loads and stores of 16 bytes, and nothing is read back that this kernel has written."""
+    body = gradient([0, 1, 2], False)
+    built = tvm.compile(
+        module(operands((64, 14, 14, 384), "float16"), body), target=TARGET,
+        relax_pipeline=tvm.transform.Sequential([cuda_pipeline(), DeadCodeElimination()]),
+    )  # fmt: skip
+    code = cuda_source(built.mod)
+    assert "_and_sum_kernel_1(" in code
+    assert "uint4" in code
+    assert not read_back(code)
