@@ -25,6 +25,8 @@ from ..joins import JOINS
 from ..joins.lower import lower_joins
 from ..norm import NORMS
 from ..norm.lower import lower_norms
+from ..point_weights import POINT_WEIGHTS
+from ..point_weights.lower import lower_point_weights, without_point_weights
 from ..pool import POOLS
 from ..pool.lower import lower_pools
 from ..standardized import STANDARDIZED
@@ -44,8 +46,9 @@ _OLDEST = 75  # the first GPUs whose half-precision tensor cores all libraries u
 
 # Of these a forward call and its backward call go together.
 _PAIRS = (lower_standardized, lower_norms, lower_pools)
-_SINGLE = (lower_joins, lower_cast_transposes, lower_updates)  # joins take the sums that are left
-FAMILIES = (CAST_TRANSPOSES, JOINS, NORMS, POOLS, STANDARDIZED, UPDATES)
+# Joins take the sums that are left, casts the weights' gradients.
+_SINGLE = (lower_joins, lower_point_weights, lower_cast_transposes, lower_updates)
+FAMILIES = (CAST_TRANSPOSES, JOINS, NORMS, POINT_WEIGHTS, POOLS, STANDARDIZED, UPDATES)
 
 
 class Library:
@@ -175,9 +178,10 @@ def build(
     chosen = _target(target)
     for backend in BACKENDS.values():
         register(backend)
+    ours = not own.missing(find()) if direct is None else direct
+    mod = without_point_weights(mod) if ours else mod
     with chosen:  # for the code generators
         mod = relax.transform.RunCodegen()(mod)
-    ours = not own.missing(find()) if direct is None else direct
     entries: list[DirectEntry] = []
     for families, then in ((_PAIRS, cut), (_SINGLE, None)):
         for lower in families if ours else ():
