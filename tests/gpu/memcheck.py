@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -41,12 +42,22 @@ from byoc_cudnn.backends.cutlass import objects as cutlass_objects
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.direct import missing as direct_missing
 from byoc_cudnn.codegen.regions import Region
+from byoc_cudnn.point_weights import POINT_WEIGHTS, PointWeightsCall, Product
 from byoc_cudnn.pool import PoolCall
 from byoc_cudnn.pool import generate as generate_pools
 from byoc_cudnn.pool import inputs as pool_inputs
+from relay_wgrad.pipeline import made_sums as pipeline_sums
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support import cast_transpose, element_cases, gate_cases, grouped_cases, norm_groups
+from tests.support import (
+    cast_transpose,
+    element_cases,
+    gate_cases,
+    grouped_cases,
+    made_sums,
+    norm_groups,
+    point_weights,
+)
 from tests.support.depthwise_cases import SMALL
 from tests.support.gpu import (
     cutlass_runner,
@@ -228,6 +239,33 @@ def casts(folder: Path) -> list[str]:
     return _as_on_the_cpu(cast_transpose.step(shapes, True, "float16"), [*arrays, np.float32(7)])
 
 
+def sums(folder: Path) -> list[str]:
+    """Tensors that are made and summed by one kernel, over all pixels and those of an image."""
+    cases = [
+        ((3, 7, 5, 24), "float16", [0, 1, 2], False), ((2, 30, 31, 136), "bfloat16", [1, 2], True),
+        ((64, 7, 7, 8), "float32", [0, 1, 2], True),
+    ]  # fmt: skip
+    with mock.patch.object(pipeline_sums, "SMALL", 0):
+        return _as_on_the_cpu(*made_sums.several(cases))
+
+
+def points(folder: Path) -> list[str]:
+    """Weight gradients of one pixel in one launch."""
+    products = (Product(5, 7, 9, True), Product(33, 130, 65, True), Product(1, 1, 1)) * 20
+    call = PointWeightsCall("f", "float16", products)
+    function = norm_runner.load_source(
+        POINT_WEIGHTS.generate, POINT_WEIGHTS.inputs, [call], folder
+    )["f"]
+    shapes = [(p.n, p.k) for p in products] + [(p.n, p.c) for p in products]
+    given = [torch.randn(shape, device="cuda").half() for shape in shapes]
+    out = [torch.full((p.k, p.c), torch.nan, device="cuda").half() for p in products]
+    out += [torch.full((p.k,), torch.nan, device="cuda") for p in products if p.biased]
+    function(*given, *out)
+    want = point_weights.values(call, [t.double().cpu().numpy() for t in given])
+    errors = [relative_error(a.double().cpu().numpy(), b) for a, b in zip(out, want, strict=True)]
+    return [f"result {i}: {error:.1e}" for i, error in enumerate(errors) if not error <= TOLERANCE]
+
+
 def cudnn(folder: Path) -> list[str]:
     problems = [ConvProblem.parse(line.format(kind.value)) for line in LINES for kind in ConvKind]
     regions = regions_of(problems)
@@ -347,6 +385,8 @@ PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't
     "grouped": (grouped, _no_nvcc),
     "elements": (elements, lambda: None),
     "casts": (casts, _no_nvcc),
+    "sums": (sums, lambda: None),
+    "points": (points, _no_nvcc),
     "cudnn": (cudnn, lambda: None),
     "scaled": (scaled, lambda: None),
     "cutlass": (cutlass_kernels, _no_cutlass),

@@ -12,13 +12,13 @@ from tvm import relax
 from tvm.relax.transform import DeadCodeElimination
 from tvm.target import Target
 
-from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.ir import op_name
 from relay_wgrad.pipeline import made_sums
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.pipeline.made_sums import MadeSum, MadeSums, parts_of
 from tests.support.cuda_source import cuda_source, read_back
+from tests.support.made_sums import arrays, gradient, made, operands, wide
 from tests.support.partition_cases import module
 
 TARGET = Target(
@@ -41,32 +41,6 @@ def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_sums, "SMALL", 0)
 
 
-def wide(emit: Any, x: Any) -> Any:
-    return x if str(x.ty.dtype) == "float32" else emit(relax.op.astype(x, "float32"))
-
-
-def made(emit: Any, g: Any, x: Any, s: Any) -> Any:
-    """An activation's gradient, times a number for each channel of an image."""
-    slope = emit(relax.op.sigmoid(wide(emit, x)))
-    product = emit(relax.op.multiply(emit(relax.op.multiply(wide(emit, g), slope)), s))
-    return product if str(g.ty.dtype) == "float32" else emit(relax.op.astype(product, g.ty.dtype))
-
-
-def gradient(axes: list[int], of_product: bool) -> Any:
-    def body(emit: Any, g: Any, x: Any, s: Any) -> Any:
-        t = made(emit, g, x, s)
-        added = wide(emit, t)
-        if of_product:
-            added = emit(relax.op.multiply(added, wide(emit, x)))
-        return [t, emit(relax.op.sum(added, axes, keepdims=True))]
-
-    return body
-
-
-def operands(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
-    return {"g": (shape, dtype), "x": (shape, dtype), "s": ((shape[0], 1, 1, shape[3]), "float32")}
-
-
 def fused(given: dict[str, Any], body: Any) -> tvm.IRModule:
     with TARGET:
         return tvm.transform.Sequential(fused_kernels())(module(given, body))
@@ -80,14 +54,6 @@ def calls(mod: tvm.IRModule) -> list[Any]:
 def kernels(mod: tvm.IRModule) -> dict[str, Any]:
     """Those that are called."""
     return {str(call.args[0].name_hint): mod[call.args[0]] for call in calls(mod)}
-
-
-def arrays(given: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {
-        name: rng.standard_normal(shape).astype(numpy_dtype(dtype))
-        for name, (shape, dtype) in given.items()
-    }
 
 
 def run(mod: tvm.IRModule, values: dict[str, np.ndarray]) -> list[np.ndarray]:
