@@ -59,7 +59,7 @@ class Library:
 
     direct : what became of each call of an operator that there are kernels of our own for beside
         the convolutions': training batch normalization, max pooling, joins and cuts along channels,
-        casts and updates of many tensors.
+        weight gradients of one pixel, casts and updates of many tensors.
     """
 
     def __init__(self, executable: Any, direct: tuple[DirectEntry, ...] = ()) -> None:
@@ -167,8 +167,9 @@ def build(
         or a pooling's forward call to its backward call, which may be in different functions then.
     direct : whether training batch normalization (`relax.nn.batch_norm_train` and its backward) and
         max pooling go to kernels of our own, casts and transpositions of weights and of their
-        gradients to one for all, and so updates of parameters, and joins, cuts and sums along the
-        last axis to `joins`; they need nvcc.  None: if it is here.  Without, and where there is
+        gradients to one for all, and so updates of parameters and weight gradients of one pixel,
+        which are taken from a library for it where they are many, and joins, cuts and sums along
+        the last axis to `joins`; they need nvcc.  None: if it is here.  Without, and where there is
         none for a call, they are compiled as other operators.
 
     Raises
