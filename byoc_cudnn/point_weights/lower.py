@@ -1,6 +1,6 @@
 """Which weight gradients of one pixel go together, and how they are written then.
 
-They are taken back from the libraries that a partition gave them to, where a module has `_LEAST` of
+They are taken back from the libraries that a partition gave them to, where a module has `LEAST` of
 them: a library has a kernel for each.  A bias' gradient, the sums of the same tensor over rows, is
 made along.  The call stands where the last of its operands is there; one whose result is needed
 for an operand has a call of its own.
@@ -38,7 +38,7 @@ from .call import PointWeightsCall, Product, check
 from .codegen import POINT_WEIGHTS
 
 _CAST, _COLLAPSE, _SUM = "relax.astype", "relax.collapse_sum_to", "relax.sum"
-_LEAST = 8  # for which a launch for all is worth taking them from a library
+LEAST = 8  # for which a launch for all is worth taking them from a library
 _OPS = frozenset(WGRADS.values())
 Expr = Any
 
@@ -66,7 +66,7 @@ def without_point_weights(mod: tvm.IRModule) -> tvm.IRModule:
     for _, func in functions_in(mod):
         if not is_closed(func):
             count += sum(called_composite(b, made) is not None for b in bindings_of(func))
-    if count < _LEAST:
+    if count < LEAST:
         return mod
     out = with_functions(mod, lambda _, func: func if is_closed(func) else _inlined(func, made))
     for var in made:

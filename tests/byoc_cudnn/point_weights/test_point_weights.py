@@ -70,7 +70,7 @@ def test_a_partitioned_module_gives_them_back() -> None:
     points = [p for p in taken if product_of(ConvProblem.parse(p)) is not None]
     assert len(points) == 10
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("byoc_cudnn.point_weights.lower._LEAST", 11)
+        patch.setattr("byoc_cudnn.point_weights.lower.LEAST", 11)
         assert without_point_weights(mod).same_as(mod)
     after = without_point_weights(mod)
     relax.analysis.well_formed(after)
