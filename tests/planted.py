@@ -34,6 +34,9 @@ class Fault:
 
 
 FAULTS = (
+    Fault("a sum of one term: its first value and its term are both what reads it",
+          "relay_wgrad/pipeline/fused_kernels.py", "        SingleTerms(),\n", "",
+          "tests/relay_wgrad/pipeline/test_single_terms.py"),
     Fault("cache: a program's digest without the target", "relay_wgrad/building/programs.py",
           "_constants(module), *settings(target), *facts,",
           "_constants(module), *settings(target)[1:], *facts,",

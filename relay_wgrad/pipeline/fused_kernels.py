@@ -38,6 +38,7 @@ from .overwrites import Overwrites
 from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes
+from .single_terms import SingleTerms
 from .sizes_first import SizesFirst
 from .unread import Unread
 
@@ -60,6 +61,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         relax.transform.FuseOps(),
         SameSizes(),
         relax.transform.FuseTIR(),
+        SingleTerms(),
         OneResult(),
         Unread(),
         MadeSums(),
