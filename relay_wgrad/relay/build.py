@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -47,14 +48,43 @@ def _target(target: Any, host: Any) -> Target:
         given = list(target)
     if len(given) != 1:
         # A program here is for one device, and Relay's default of several is the CPU's.
-        made = [one if isinstance(one, Target) else Target(one) for one in given]
+        made = [_made(one) for one in given]
         given = [one for one in made if "cpu" in one.keys]
         if len(given) != 1:
             names = ", ".join(str(one.kind.name) for one in made) or "none"
             raise ValueError(f"build: of several targets one must be the CPU's, got {names}")
     (target,) = given
-    chosen = target if isinstance(target, Target) else Target(target)
-    return chosen if host is None or chosen.host is not None else Target(chosen, host)
+    chosen = _made(target)
+    return chosen if host is None or chosen.host is not None else Target(chosen, _made(host))
+
+
+_LISTS = ("keys", "libs", "mattr")
+
+
+def _made(target: Any) -> Target:
+    """A target of what Relay took for one: "llvm -mcpu=skylake-avx512 -num-cores=2" too, which TVM
+    reads no more."""
+    if isinstance(target, Target):
+        return target
+    words = (
+        target.split() if isinstance(target, str) and not target.lstrip().startswith("{") else []
+    )
+    if len(words) < 2:
+        return Target(target)
+    options: dict[str, Any] = {"kind": words[0]}
+    for word in words[1:]:
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("-") or not name or not (equals and value):
+            raise ValueError(
+                f"build: the target {target!r} must be a kind and -NAME=VALUE, got {word!r}"
+            )
+        if name in options:
+            raise ValueError(f"build: the target {target!r} has -{name} twice")
+        if name in _LISTS:
+            options[name] = value.split(",")
+        else:
+            options[name] = int(value) if re.fullmatch(r"-?\d+", value) else value
+    return Target(options)
 
 
 def _used(mod: IRModule) -> IRModule:

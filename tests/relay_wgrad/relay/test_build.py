@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import tvm
 
 from relay_wgrad import relay
-from relay_wgrad.relay.build import build, load_module
+from relay_wgrad.relay.build import _target, build, load_module
 from relay_wgrad.relay.elf import check_elf
 from relay_wgrad.relay.graph_executor import GraphModule, create
 from relay_wgrad.relay.text import fromtext
@@ -322,3 +323,49 @@ def test_what_build_does_not_have_is_refused_by_name(given: Any, kind: Any, said
 def test_misuse_of_executors(make: Any, kind: Any, said: str) -> None:
     with pytest.raises(kind, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("llvm -mcpu=core-avx2 -num-cores=2", {"mcpu": "core-avx2", "num-cores": 2}),
+        ("llvm --mcpu=core-avx2 -mattr=+avx2,+fma", {"mattr": ["+avx2", "+fma"]}),
+        ("llvm -keys=arm_cpu,cpu -device=arm_cpu", {"device": "arm_cpu"}),
+    ],
+)
+def test_a_target_is_said_as_relay_read_it(text: str, kept: dict[str, Any]) -> None:
+    for given in (text, {"cpu": text}, [text]):
+        chosen = _target(given, None)
+        assert {name: _plain(chosen.attrs[name]) for name in kept} == kept
+    assert str(_target("llvm", text).host) == str(_target(text, None))
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (int, str)) else list(value)
+
+
+def test_a_program_runs_for_a_target_with_options(module: GraphModule) -> None:
+    weights = {name: ARRAYS[name] for name in ("w", "b")}
+    library = build(fromtext(TEXT), target="llvm -mcpu=x86-64-v2", params=weights)
+    made = GraphModule(library["default"](tvm.cpu()))
+    for one in (made, module):
+        one.run(data=ARRAYS["data"])
+    np.testing.assert_allclose(
+        made.get_output(0).numpy(), module.get_output(0).numpy(), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("llvm -mcpu", "must be a kind and -NAME=VALUE, got '-mcpu'"),
+        ("llvm mcpu=x", "must be a kind and -NAME=VALUE, got 'mcpu=x'"),
+        ("llvm -mcpu=a -mcpu=b", "has -mcpu twice"),
+        ("llvm -bogus=1", "Unknown config option 'bogus'"),
+        ("llvm -num-cores=many", "expected type 'int'"),
+        ("rubbish -mcpu=x", '"rubbish" is not defined'),
+    ],
+)
+def test_a_target_that_is_none_is_refused(text: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(rule)):
+        build(fromtext(TEXT), target=text)
