@@ -240,6 +240,15 @@ class Context:
         found = number([size], self.options.dtype if dtype in FLOATS else dtype, self.emit)
         return self.emit(relax.op.reshape(found, sizes.shape)) if sizes.shape else found
 
+    def affine_parameter(self, value: Value, kind: str) -> Any:
+        """Like `parameter`, for a norm's "scale" or "bias".  Ones and zeros that a Constant gives
+        stay what they are: exporters write them for a norm without parameters, and for a group
+        norm before its own."""
+        known = value.array if value.expr is None and not value.weight else None
+        if known is not None and bool((known == (kind == "scale")).all()):
+            return self.tensor(value)
+        return self.parameter(value, kind)
+
     def parameter(self, value: Value, kind: str = "", fan_in: int = 1) -> Any:
         """Like `tensor`, for a slot of a known role: a constant there becomes a parameter too."""
         if value.expr is None and value.array is not None and not value.measured:

@@ -144,8 +144,8 @@ def batch_norm(ctx: Context, node: Node) -> Any:
     """
     x = ctx.tensor(node.operand(0))
     shape = shape_of(x)
-    gamma = ctx.parameter(node.operand(1), "scale")
-    beta = ctx.parameter(node.operand(2), "bias")
+    gamma = ctx.affine_parameter(node.operand(1), "scale")
+    beta = ctx.affine_parameter(node.operand(2), "bias")
     mean = ctx.parameter(node.operand(3), "running_mean")
     var = ctx.parameter(node.operand(4), "running_var")
     for vector in (gamma, beta, mean, var):

@@ -67,7 +67,7 @@ def _log_of_powers(ctx: Context, x: Any, axes: list[int], keep: bool) -> Any:
 def _scale_and_bias(ctx: Context, node: Node) -> list[Any]:
     """The second and the third operand, None where there is none."""
     return [
-        ctx.parameter(node.operand(index), role) if node.has(index) else None
+        ctx.affine_parameter(node.operand(index), role) if node.has(index) else None
         for index, role in enumerate(("scale", "bias"), start=1)
     ]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
@@ -240,3 +240,42 @@ def test_dropout_of_newer_opsets(in_file: bool | None) -> None:
     theirs = torch.nn.functional.dropout(torch.ones(40, 50, dtype=torch.float64), 0.25).numpy()
     assert set(np.unique(mask)) == set(np.unique(theirs)) == {0.0, 1 / 0.75}
     assert abs((mask > 0).mean() - 0.75) < 0.05
+
+
+NORMS = {
+    "InstanceNormalization": (["x", "scale", "bias"], {}),
+    "LayerNormalization": (["x", "scale", "bias"], {"axis": 2}),
+    "GroupNormalization": (["x", "scale", "bias"], {"num_groups": 2}),
+    "BatchNormalization": (["x", "scale", "bias", "mean", "var"], {}),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_ones_and_zeros_of_constant_nodes_are_no_parameters(name: str) -> None:
+    """Exporters write so a norm without parameters, and PyTorch's a group norm before its own."""
+    operands, attributes = NORMS[name]
+    length = 7 if name == "LayerNormalization" else 4
+    shape, statistics = (2, 4, 5, 7), {"mean": np.zeros(4), "var": np.ones(4)}
+
+    def trained(scale: np.ndarray, bias: np.ndarray, by_nodes: bool) -> tuple[str, ...]:
+        given = {"scale": scale, "bias": bias}
+        made = [
+            helper.make_node("Constant", [], [key], value=numpy_helper.from_array(value))
+            for key, value in given.items()
+        ]
+        nodes = [
+            *(made if by_nodes else []),
+            helper.make_node(name, operands, ["normed"], **attributes),
+            helper.make_node("Mul", ["normed", "gain"], ["y"]),
+        ]
+        weights = {"gain": draw(4, 1, 1), **({} if by_nodes else given)}
+        if "mean" in operands:
+            weights |= statistics
+        graph = from_onnx(tiny(nodes, shape, weights), loss="mse", weights="initial", dtype=F64)
+        return graph.trainable
+
+    ones, zeros = np.ones(length), np.zeros(length)
+    assert trained(ones, zeros, by_nodes=True) == ("gain",)
+    assert trained(ones, zeros, by_nodes=False) == ("scale", "bias", "gain")
+    assert trained(draw(length), zeros, by_nodes=True) == ("scale", "gain")
+    assert trained(ones, draw(length), by_nodes=True) == ("bias", "gain")
