@@ -163,6 +163,13 @@ def test_rows_that_are_no_packs_stay() -> None:
     assert len(found) == 2
 
 
+def test_sizes_that_the_run_knows_stay() -> None:
+    n = tvm.tirx.Var("n", "int64")
+    shape = (n, *SHAPE[1:])
+    given = {"g": (shape, "float16"), "x": (shape, "float16"), "s": ((n, 1, 1, 64), "float32")}
+    assert not any("_and_sum" in name for name in kernels(fused(given, gradient([1, 2], True))))
+
+
 def test_small_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_sums, "SMALL", 2 * math.prod(SHAPE) + 1)
     assert len(kernels(fused(operands(SHAPE, "float16"), gradient([1, 2], False)))) == 2
