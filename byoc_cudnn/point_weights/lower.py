@@ -27,6 +27,7 @@ from relay_wgrad.graph.rebuild import (
 )
 from relay_wgrad.graph.walk import Block, bindings_of, functions_in
 from relay_wgrad.ir import is_closed, op_name
+from relay_wgrad.keys import SYMBOL
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.ops.algebra import WGRADS
 from relay_wgrad.ops.call_problem import problem_of
@@ -57,21 +58,34 @@ def product_of(problem: ConvProblem) -> Product | None:
     return product if check(call) else None
 
 
+def point_symbols(mod: tvm.IRModule) -> frozenset[str]:
+    """Functions of libraries in a partitioned module that `without_point_weights` takes back, by
+    their symbols."""
+    return frozenset(str(mod[var].attrs[SYMBOL]) for var in _taken(mod))
+
+
 def without_point_weights(mod: tvm.IRModule) -> tvm.IRModule:
     """A partitioned module with such gradients as operators again, where they are many; to run
     before code is generated."""
+    made = _taken(mod)
+    if not made:
+        return mod
+    out = with_functions(mod, lambda _, func: func if is_closed(func) else _inlined(func, made))
+    for var in made:
+        del out[var]
+    return out
+
+
+def _taken(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
+    """The composites of such gradients, by the functions that are called; none where calls are
+    few."""
     inner = {var: composite_in(func) for var, func in mod.functions_items()}
     made = {var: func for var, func in inner.items() if func is not None and _is_taken(func)}
     count = 0
     for _, func in functions_in(mod):
         if not is_closed(func):
             count += sum(called_composite(b, made) is not None for b in bindings_of(func))
-    if count < LEAST:
-        return mod
-    out = with_functions(mod, lambda _, func: func if is_closed(func) else _inlined(func, made))
-    for var in made:
-        del out[var]
-    return out
+    return made if count >= LEAST else {}
 
 
 def _is_taken(inner: relax.Function) -> bool:

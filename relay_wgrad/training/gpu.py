@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,11 @@ import byoc_cudnn
 from byoc_cudnn.building import toolchain
 from byoc_cudnn.building.compiled import release_workspaces
 from byoc_cudnn.codegen import direct
+from byoc_cudnn.point_weights.lower import point_symbols
 from byoc_cudnn.table import BACKENDS, backend_of
 from byoc_cudnn.tuning.versions import arch_of
 
-from ..facts import lowered_convolutions
+from ..facts import Lowered, lowered_convolutions
 from ..pipeline.cuda import cuda_pipeline
 from ..pipeline.fused_kernels import legalize_ops
 from ..transform.depth_forms import Wanted
@@ -34,6 +36,9 @@ from .options import HOPPER, Options
 from .places import Place
 from .step import ADJOINT
 from .transfers import CudaTransfers
+
+POINTS = "point_weights"
+"""As the source of a convolution: the kernel of weight gradients of one pixel."""
 
 
 def lacking(index: int = 0) -> list[str]:
@@ -155,6 +160,11 @@ def _blocks(options: Options, chosen: Sequence[str], device: Any) -> Wanted:
     return first.microseconds if known else options.blocks
 
 
+def _by_points(conv: Lowered) -> Lowered:
+    """What is said of a weight gradient that the build takes back from its library."""
+    return replace(conv, source=POINTS, reason="one launch for all of one pixel")
+
+
 def _compiled(
     mod: tvm.IRModule,
     device: Any,
@@ -168,6 +178,8 @@ def _compiled(
     progress("partitioning")
     if backends:
         mod, convolutions = partitioned(mod, backends, options, notes, device, progress)
+        taken = frozenset() if direct.missing(toolchain.find()) else point_symbols(mod)
+        convolutions = [_by_points(conv) if conv.kernel in taken else conv for conv in convolutions]
     else:
         with target:  # a copy: the pipeline has something to do before
             convolutions = lowered_convolutions(legalize_ops()(mod), ADJOINT)

@@ -20,10 +20,16 @@ import byoc_cudnn
 from byoc_cudnn.point_weights import POINT_WEIGHTS, PointWeightsCall, Product, check
 from byoc_cudnn.point_weights.call import MOST
 from byoc_cudnn.point_weights.codegen import kernel_of
-from byoc_cudnn.point_weights.lower import lower_point_weights, product_of, without_point_weights
+from byoc_cudnn.point_weights.lower import (
+    lower_point_weights,
+    point_symbols,
+    product_of,
+    without_point_weights,
+)
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
 from relay_wgrad.problem import ConvProblem
+from relay_wgrad.training.libraries import library_symbols
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support import cuda_emulated
 from tests.support.compiled import virtual_machine
@@ -72,6 +78,9 @@ def test_a_partitioned_module_gives_them_back() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("byoc_cudnn.point_weights.lower.LEAST", 11)
         assert without_point_weights(mod).same_as(mod)
+        assert point_symbols(mod) == frozenset()
+    symbols = list(library_symbols(mod))  # in the order of what was taken
+    assert point_symbols(mod) == {s for s, p in zip(symbols, taken, strict=True) if p in points}
     after = without_point_weights(mod)
     relax.analysis.well_formed(after)
     assert [op_name(b.value) for b in bindings_of(after)].count(WGRAD) == 10
