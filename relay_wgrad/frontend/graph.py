@@ -113,6 +113,7 @@ class TrainingGraph:
     frozen: tuple[str, ...] = ()  # parameters that `partial` left out
     limits: Limits = field(default_factory=Limits)  # of an open batch
     loss: Any = None  # its record, None for one of the model's own
+    returned: Any = None  # PyTorch's tree of a result that is a tuple or the like of one tensor
 
     @property
     def batch(self) -> int:

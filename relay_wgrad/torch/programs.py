@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_unflatten
 
 from ..ambient import outside
 from ..picking import picked
@@ -154,7 +155,7 @@ class Program:
             return
         finally:
             reads.put_back()
-        self.name, self.specs = graph.name, graph.inputs
+        self.name, self.specs, self._returned = graph.name, graph.inputs, graph.returned
         self.drawn = [spec for spec in graph.inputs if spec.kind in ("mask", "random")]
         targets = list(graph.onnx_names.values())
         self.places = [_place(module, target) for target in targets]
@@ -262,6 +263,10 @@ class Program:
             self._settled = self.depends.settled
             self._operands = [held[name] for held, name in (*self.places, *self.counters)]
         return [*inputs, *numbers, *self._operands]
+
+    def returned(self, result: torch.Tensor) -> Any:
+        """What the module returns, of its one tensor."""
+        return result if self._returned is None else tree_unflatten([result], self._returned)
 
     def forward(self, arguments: Sequence[torch.Tensor]) -> Forward:
         """The forward pass; statistics are updated."""

@@ -212,8 +212,9 @@ class TrainingStep(torch.nn.Module):
             super().__setattr__(name, value)
 
     @torch._disable_dynamo  # it has nothing to trace here
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """The module's output, or the loss.
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """The module's output, in a tuple or a dictionary where the module returns it so, or the
+        loss.
 
         Raises TypeError or ValueError for arguments that the module, or the loss, does not take.
         """
@@ -234,7 +235,8 @@ class TrainingStep(torch.nn.Module):
         if program.lost:
             return self._by_pytorch(program.lost, inputs)
         made = program.forward(arguments)
-        return _differentiable(program, made, arguments) if program.wrt else made.result
+        result = _differentiable(program, made, arguments) if program.wrt else made.result
+        return program.returned(result)
 
     @property
     def notes(self) -> list[str]:

@@ -24,6 +24,7 @@ class Functional(NamedTuple):
     state_dict: Any
     constants: Any
     range_constraints: Any
+    call_spec: Any
 
     def named_parameters(self) -> Any:
         """(name, parameter) of each."""
@@ -90,7 +91,7 @@ class _Pass:
         self.graph.eliminate_dead_code()
         program = self.program
         signature = self._signature(program.graph_signature, outputs)
-        held = program.state_dict, program.constants, program.range_constraints
+        held = program.state_dict, program.constants, program.range_constraints, program.call_spec
         return Functional(self.graph, signature, *held)
 
     def _signature(self, was: Any, outputs: list[Any]) -> Any:

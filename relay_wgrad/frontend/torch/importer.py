@@ -184,10 +184,16 @@ class _Import(Reader):
             },
             notes=tuple(ctx.notes),
             loss=loss if isinstance(loss, Loss) else None,
+            returned=self._tree() if loss == "none" else None,
         )
         _check_gradients(graph)
         graph.checkpointed()  # raises for a name that cannot be one
         return replace(graph, module=limited(graph.module, self.name, ctx.limits))
+
+    def _tree(self) -> Any:
+        """What the module returns its tensor in, None where in nothing."""
+        tree = self.program.call_spec.out_spec
+        return None if tree is None or tree.is_leaf() else tree
 
     # ---- what goes in ------------------------------------------------------------------------
 
@@ -288,6 +294,8 @@ class _Import(Reader):
             raise ValueError(f"{self.name}: there are {len(given)} outputs, got output={index!r}")
         if loss == "none" and len(given) > 1:
             raise ValueError(f"{self.name}: loss='none' takes one output, got {len(given)} outputs")
+        if not hasattr(given[index], "op"):  # the graph has a number itself, and no node
+            raise ValueError(f"{self.name}: output {index} is {given[index]!r}, and no tensor")
         changed = [
             spec.target
             for spec in self.program.graph_signature.output_specs

@@ -408,3 +408,35 @@ def test_wrong_arguments(step: Any) -> None:
         ours(3)
     with pytest.raises(ValueError, match=r"torch\.export refuses"):
         ours(x[:, :2])
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        self.conv, self.wrap = torch.nn.Conv2d(2, 3, 1).double(), wrap
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.wrap(self.conv(x))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda y: (y,), lambda y: [y], lambda y: {"out": y}, lambda y: {"all": [(y,)]}],
+    ids=["tuple", "list", "dictionary", "nested"],
+)
+def test_one_output_comes_back_as_the_module_returns_it(wrap: Any) -> None:
+    module, x = Wrapped(wrap), torch.randn(1, 2, 3, 3, dtype=torch.float64)
+    step = rt.TrainingStep(module, x)
+    expected, got = module(x), step(x)
+    assert type(got) is type(expected)
+    (right,), (ours,) = (torch.utils._pytree.tree_leaves(each) for each in (expected, got))
+    torch.testing.assert_close(ours, right)
+    ours.sum().backward()
+    assert module.conv.weight.grad is not None
+    loss = rt.TrainingStep(module, x, loss="mse")(x, torch.zeros(1, 3, 3, 3, dtype=torch.float64))
+    torch.testing.assert_close(loss, (right**2).mean())
+
+
+def test_a_number_is_no_output() -> None:
+    with pytest.raises(ValueError, match=r"Wrapped: output 0 is 3\.0, and no tensor"):
+        rt.TrainingStep(Wrapped(lambda y: 3.0), torch.randn(1, 2, 3, 3).double())
