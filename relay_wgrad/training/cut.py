@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import tvm
 from tvm import relax
 
 from .. import keys
@@ -16,9 +17,12 @@ from ..graph.def_use import Graph
 from ..graph.rebuild import substitute
 from ..ir import bytes_of, op_name
 from ..ops.elementwise import PER_ELEMENT
+from ..pipeline.again import moves
 
 FUSING = PER_ELEMENT | {"relax.sum", "relax.mean", "relax.collapse_sum_to", "relax.max"}
 """Operators that are fused with what makes their operands."""
+_MOVING = frozenset(f"relax.{name}" for name in ("astype", "permute_dims", "reshape"))
+_FIFTIETH = 50
 _SMALL = 8  # what is so much smaller than what is made of it is kept, for it to be made again
 
 
@@ -95,6 +99,38 @@ def _chain(
     if roots and sum(bytes_of(root.ty) for root in roots) >= limit:
         return None
     return small | roots, made
+
+
+def moved_again(
+    module: tvm.IRModule,
+    graph: Graph,
+    values: dict[Any, Any],
+    kept: Sequence[Any],
+    later: Sequence[Any],
+) -> dict[Any, list[Any]]:
+    """Of what is kept that which kernels that move elements make of the function's arguments, such
+    as a batch as blocks of pixels: by the one of the later part that reads it first, what to make
+    again before that.
+
+    As much as a fiftieth of all that is kept, and read in the second half of the later part: the
+    most is alive at its beginning.  `relay_wgrad.pipeline.again` does the same within a function.
+    """
+    whole, found = sum(bytes_of(var.ty) for var in kept), dict[Any, list[Any]]()
+    for var in kept:
+        readers = {user.var for user in graph.users_of(var)}
+        first = next((i for i, one in enumerate(later) if one in readers), 0)
+        if bytes_of(var.ty) * _FIFTIETH < whole or 2 * first < len(later):
+            continue
+        chain = needed([var], graph, ())
+        if all(_moves(module, values[one]) for one in chain):
+            before = found.setdefault(later[first], [])
+            before += [one for one in values if one in chain and one not in before]
+    return found
+
+
+def _moves(module: tvm.IRModule, value: Any) -> bool:
+    name = op_name(value)
+    return name in _MOVING or (name == "relax.call_tir" and moves(module, value.args[0]))
 
 
 def function_of(

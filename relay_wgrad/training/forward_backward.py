@@ -25,7 +25,7 @@ from ..graph.def_use import Graph
 from ..ir import op_name
 from ..transform.depth_forms import Wanted
 from ..transform.grad_paths import NO_GRAD
-from .cut import function_of, needed, saved_and_recomputed
+from .cut import function_of, moved_again, needed, saved_and_recomputed
 from .pieces import Piece, in_pieces
 from .step import ADJOINT, converted, differentiated
 
@@ -163,6 +163,12 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
             backward.discard(var)
     kept, again = saved_and_recomputed(graph, values, forward, backward, gradients)
     backward |= again
+    later = [var for var in values if var in backward]
+    moved = moved_again(module, graph, values, kept, later)
+    made = {var for some in moved.values() for var in some}
+    backward |= made
+    kept = [var for var in kept if var not in made]
+    later = list(dict.fromkeys(one for var in later for one in (*moved.get(var, ()), var)))
     given = [
         var for var in func.params[:-1]
         if var in gradients or any(user.var in backward for user in graph.users_of(var))
@@ -176,7 +182,6 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
             sources.append(Source("kept", len(saved)))
             saved.append(var)
     order = [var for var in values if var in forward]
-    later = [var for var in values if var in backward]
     params = list(func.params)
     given += kept
     parts = module.clone()

@@ -24,6 +24,7 @@ from relay_wgrad.training.forward_backward import (
     BACKWARD,
     DIRECTION,
     FORWARD,
+    Source,
     TwoParts,
     to_part,
     two_parts,
@@ -120,6 +121,36 @@ def test_a_half_operand_is_kept_and_not_what_is_made_of_it() -> None:
     gates = [v for v in found if sorted(map(int, v.ty.shape.values)) == [1, 1, 2, 8]]
     assert gates
     assert {str(v.ty.dtype) for v in gates} == {"bfloat16"}
+
+
+class Wide(nn.Module):
+    """Much of what it reads, and little that it makes of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        for conv in self.convs:
+            x = torch.relu(conv(x))
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("pieces", [None, (1, 1)])
+def test_a_cast_batch_is_cast_again_and_not_kept(pieces: tuple[int, int] | None) -> None:
+    """The first convolution's gradient reads it last, when least is alive."""
+    x = torch.zeros(2, 4, SIDE, SIDE)
+    one = from_torch(Wide(), (x,), loss="none")
+    parts = two_parts(one, wrt=one.trainable, dtype="bfloat16", layout="NHWC", pieces=pieces)
+    shapes = [(*map(int, v.ty.shape.values),) for v in kept(parts)]
+    assert shapes.count((2, SIDE, SIDE, 4)) == 4  # what the other convolutions read, and the last
+    assert Source("argument", 0) in parts.sources
+    last = parts.module[parts.pieces[-1].name]
+    values = {b.var: b.value for b in bindings_of(last)}
+    gradient = [v for v in values.values() if op_name(v) == "relax.nn.conv2d_backward_weight"][-1]
+    cast = values[gradient.args[1]]
+    assert op_name(cast) == "relax.astype"
+    assert values[cast.args[0]].args[0].same_as(last.params[0])
 
 
 def test_forward_alone() -> None:
