@@ -142,16 +142,18 @@ def times(
     return found, idle / 1e3
 
 
-def host_ms(*calls: Callable[[], Any]) -> list[float]:
-    """Milliseconds that the host needs for each call while the device has other work, in turns."""
+def host_ms(*calls: Callable[[], Any], row: int = 1) -> list[float]:
+    """Milliseconds that the host needs for each call while the device has other work, in turns, of
+    so many in a row: as a loop calls, after the first the host's caches have what it reads."""
     found: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for call, took in zip(calls, found, strict=True):
             torch.cuda.synchronize()
             torch.cuda._sleep(KEPT_BUSY)
             began = time.perf_counter()
-            call()
-            took.append((time.perf_counter() - began) * 1e3)
+            for _ in range(row):
+                call()
+            took.append((time.perf_counter() - began) * 1e3 / row)
     torch.cuda.synchronize()
     return [*map(statistics.median, found)]
 

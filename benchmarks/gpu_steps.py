@@ -169,12 +169,12 @@ def _shown(side: str) -> Callable[[dict[str, Any]], str]:
     return cell
 
 
-def _over_empty(side: str) -> Callable[[dict[str, Any]], float]:
+def _over_empty(side: str, what: str) -> Callable[[dict[str, Any]], float]:
     """The host's milliseconds of a side more than an empty function over its parameters takes."""
 
     def more(row: dict[str, Any]) -> float:
         found = row["sides"][side]
-        return float(found["host_ms"] - found["empty_host_ms"])
+        return float(found[what] - found[f"empty_{what}"])
 
     return more
 
@@ -200,7 +200,11 @@ BENCHMARK = Benchmark(
     columns=(
         ("model",), ("dtype",), ("batch",), *((f"{s}, ms (MiB)", _shown(s)) for s in SIDES),
         ("ratio", None, ".2f"), ("host ms", "sides.ours.host_ms", ".2f"),
-        *((f"{side} − empty, host ms", _over_empty(side), ".2f") for side in WITHIN),
+        *(
+            (f"{side} − empty, {title}", _over_empty(side, what), ".2f")
+            for title, what in (("host ms", "host_ms"), ("in a row", "row_host_ms"))
+            for side in WITHIN
+        ),
         ("convolutions", _convolutions, ".2f"),
     ),
 )  # fmt: skip
