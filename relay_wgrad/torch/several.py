@@ -10,8 +10,9 @@ import torch
 
 from ..picking import Pick, picked
 
-SMALL = 1 << 20
-"""Bytes of a tensor that shares an allocation: who keeps one keeps the memory of all."""
+SMALL, BLOCK = 1 << 20, 64 << 20
+"""Bytes of a tensor that shares an allocation with all such ones, and of an allocation that larger
+ones share: who keeps one keeps the memory of those that it shares with."""
 ALIGNED = 32
 """Bytes at whose multiples each of them begins: vectorized kernels want 16, memory reads 32."""
 
@@ -50,58 +51,85 @@ def increment_versions(tensors: Sequence[torch.Tensor]) -> None:
 class Copies:
     """Makes copies of some results of a function, time after time, each with its own version.
 
-    Contiguous ones of up to `SMALL` bytes share an allocation with others of their dtype: PyTorch's
-    allocator takes longer for each on a GPU than one kernel for all of them.
+    PyTorch's allocator takes longer for each on a GPU than one kernel for all of them.  So
+    contiguous ones of up to `SMALL` bytes share an allocation with others of their dtype, and
+    larger ones one of up to `BLOCK`.
 
-    tensors : by their places.  count : of all results.
+    tensors : by their places.
     """
 
-    def __init__(self, tensors: Mapping[int, torch.Tensor], count: int) -> None:
+    def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
         lists: dict[tuple[torch.dtype, bool], list[int]] = {}
         for i, x in tensors.items():
             joins = x.is_contiguous() and x.nbytes <= SMALL
             lists.setdefault((x.dtype, joins), []).append(i)
-        self._lists = list[tuple[Sequence[torch.Tensor], _Joined | None]]()
-        found = [*range(count)]
+        self._lists = list[_Joined | _Large]()
+        self._places = list[int]()  # of the copies, list after list
         for (_, joins), places in lists.items():
             some = [tensors[i] for i in places]
-            joined = _Joined(some) if joins and len(some) > 1 else None
-            self._lists.append((some if joined is None else joined.tensors, joined))
-            for at, place in enumerate(range(count, count + len(places))):
-                found[places[at if joined is None else joined.order[at]]] = place
-            count += len(places)
-        self._pick = picked(found)
+            copied = _Joined(some) if joins and len(some) > 1 else _Large(some)
+            self._lists.append(copied)
+            self._places += [places[at] for at in copied.order]
+        self._small = [some for some in self._lists if isinstance(some, _Joined)]
 
     @property
     def joins(self) -> bool:
-        """Whether some share an allocation."""
-        return any(joined for _, joined in self._lists)
+        """Whether there are some that `gather` puts together."""
+        return bool(self._small)
 
     def gather(self) -> None:
-        """Puts those together as they lie in a copy: work that a graph may have at its end."""
+        """Puts small ones together as they lie in a copy: work that a graph may have at its end."""
         with torch.no_grad():
-            for _, joined in self._lists:
-                if joined is not None:
-                    joined.gather()
+            for joined in self._small:
+                joined.gather()
 
     def into(self, results: list[Any], gathered: bool = False) -> None:
         """Puts the copies to their tensors' places; `gathered`: that has been done."""
         if not self._lists:
             return
-        made = [*results]
+        made = list[torch.Tensor]()
         with torch.no_grad():
-            for some, joined in self._lists:
-                if joined is None:
-                    made += map(torch.clone, some) if len(some) == 1 else _copied(some)
-                else:
-                    made += joined.copied(gathered)
-        results[:] = self._pick(made)
+            for some in self._lists:
+                made += some.copied(gathered)
+        for place, x in zip(self._places, made, strict=True):
+            results[place] = x
 
 
-def _copied(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    new = [*map(torch.empty_like, tensors)]
-    torch._foreach_copy_(new, tensors)
-    return new
+class _Large:
+    """Tensors of a dtype in allocations of up to `BLOCK` bytes, those that are not contiguous each
+    in its own.
+
+    order : the places of the given ones, as they are copied.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        blocks, size = list[list[int]](), BLOCK
+        for i, x in enumerate(tensors):
+            joins = x.is_contiguous() and size + x.nbytes <= BLOCK
+            if joins:
+                blocks[-1].append(i)
+            else:
+                blocks.append([i])
+            size = (size if joins else 0) + x.nbytes if x.is_contiguous() else BLOCK
+        self._blocks = [
+            _Joined([tensors[i] for i in some]) if len(some) > 1 else tensors[some[0]]
+            for some in blocks
+        ]
+        orders = (b.order if isinstance(b, _Joined) else [0] for b in self._blocks)
+        self.order = [
+            some[at] for some, order in zip(blocks, orders, strict=True) for at in order
+        ]  # fmt: skip
+        self._tensors = [tensors[i] for i in self.order]
+
+    def copied(self, _: bool) -> Sequence[torch.Tensor]:
+        """Copies."""
+        if len(self._tensors) == 1:
+            return [self._tensors[0].clone()]
+        new = list[torch.Tensor]()
+        for block in self._blocks:
+            new += block.empty() if isinstance(block, _Joined) else [torch.empty_like(block)]
+        torch._foreach_copy_(new, self._tensors)
+        return new
 
 
 class _Joined:
@@ -142,9 +170,13 @@ class _Joined:
         """Copies in an allocation of their own."""
         if gathered and self._together is not None:
             return self._cut(self._together.clone())
-        new = self._cut(self.tensors[0].new_empty(self._count))
+        new = self.empty()
         torch._foreach_copy_(new, self.tensors)
         return new
+
+    def empty(self) -> Sequence[torch.Tensor]:
+        """Tensors like them in an allocation of their own."""
+        return self._cut(self.tensors[0].new_empty(self._count))
 
     def _cut(self, memory: torch.Tensor) -> Sequence[torch.Tensor]:
         # Below the key by which autograd makes views, which would share a version.

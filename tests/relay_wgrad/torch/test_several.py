@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from relay_wgrad.torch import several
 from relay_wgrad.torch.several import ALIGNED, SMALL, Copies, CopyEach
 
 SHAPES = ((4, 4), (3,), (2, 5, 3, 3), (), (0, 3), (8,), (7, 1, 2), (0,), (SMALL,), (1,))
@@ -21,7 +22,7 @@ def tensors() -> dict[int, torch.Tensor]:
 def test_copies_are_tensors_of_their_own() -> None:
     given = tensors()
     results: list[torch.Tensor | None] = [None] * (2 * len(given) + 1)
-    copies = Copies(given, len(results))
+    copies = Copies(given)
     copies.into(results)
     first = [x for x in results if x is not None]
     copies.into(results)
@@ -45,7 +46,7 @@ def test_copies_are_tensors_of_their_own() -> None:
 def test_of_one_kind(shapes: list[tuple[int, ...]]) -> None:
     given = {i: torch.randn(shape) for i, shape in enumerate(shapes)}
     results: list[torch.Tensor | None] = [None] * len(given)
-    Copies(given, len(given)).into(results)
+    Copies(given).into(results)
     for i, x in given.items():
         copy = results[i]
         assert copy is not None
@@ -54,8 +55,29 @@ def test_of_one_kind(shapes: list[tuple[int, ...]]) -> None:
 
 def test_a_small_one_keeps_little() -> None:
     results: list[torch.Tensor | None] = [None] * 100
-    Copies(tensors(), 100).into(results)
+    Copies(tensors()).into(results)
     assert max(x.untyped_storage().nbytes() for x in results[1:13:2] if x is not None) < SMALL
+
+
+def test_large_ones_share_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of up to so many bytes; one that lies otherwise has its own."""
+    monkeypatch.setattr(several, "SMALL", 16)
+    monkeypatch.setattr(several, "BLOCK", 256)
+    shapes = [(4, 4), (32,), (3, 3), (8, 8), (100,), (2, 2, 5), (5,)]
+    given = {i: torch.randn(shape) for i, shape in enumerate(shapes)}
+    given[len(given)] = torch.randn(4, 6).t()
+    results: list[torch.Tensor | None] = [None] * len(given)
+    Copies(given).into(results)
+    storages = list[int]()
+    for i, x in given.items():
+        copy = results[i]
+        assert copy is not None
+        assert torch.equal(copy, x)
+        assert copy.stride() == x.stride()
+        assert not copy._is_view()
+        storages.append(copy.untyped_storage().data_ptr())
+    assert [storages.index(at) for at in storages] == [0, 0, 0, 3, 4, 5, 5, 7]
+    assert len({storages[0], storages[3], storages[4], storages[5], storages[7]}) == 5
 
 
 @pytest.mark.parametrize("half", [False, True])
