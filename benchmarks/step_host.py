@@ -100,7 +100,9 @@ class Still:
     def done(self, function: Callable[[], Any]) -> Any:
         return function()
 
-    def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def captured(
+        self, function: Callable[[], Any], work: Callable[[], None] | None = None
+    ) -> tuple[Any, Callable[[], None]]:
         return function(), lambda: None
 
     def also(self, launch: Callable[[], None], work: Callable[[], None]) -> Callable[[], None]:

@@ -19,10 +19,10 @@ from ..picking import picked
 from .dict_watch import Watch, watch
 from .reads import HELD, HOOKS, Read, Reads
 from .snapshots import MISSING, Numbers, Taken, of_library
+from .tensor_facts import TensorFacts
 
 Facts = tuple[Any, ...]
-_address = torch.Tensor.data_ptr
-_requires_grad, _attributes = attrgetter("requires_grad"), attrgetter("__dict__")
+_attributes = attrgetter("__dict__")
 
 
 class Depends:
@@ -33,7 +33,8 @@ class Depends:
         given at each call, of which only kind and size count.
     gradients : whether it counts which of them require one.
 
-    settled : another object whenever what is there may be others than those of before.
+    settled : another object whenever tensors that are there may be others than those of before, or
+        may lie elsewhere or in another way.
     """
 
     def __init__(self, reads: Reads, arguments: Collection[int], gradients: bool) -> None:
@@ -46,7 +47,7 @@ class Depends:
         self._layers = [dict(held["_modules"]) for held in self._dicts]
         self._reads = [*reads.reads.values(), *_constants(reads, arguments)]
         self._hooked = {(id(r.held), r.name) for r in self._reads if r.name in HOOKS}
-        self._facts = self._facts_now()
+        self._kinds_of_tensors = self._facts_now()
         self._watch: Watch | None = None
         self._watched: list[Any] = []
         self._settle()
@@ -77,7 +78,7 @@ class Depends:
         for read in self._reads:
             if not read.was.holds(read.held.get(read.name, MISSING)):
                 return read.title
-        if self._facts_now() != self._facts:
+        if self._facts_now() != self._kinds_of_tensors:
             return "its parameters or buffers"
         return ""
 
@@ -135,11 +136,12 @@ class Depends:
         ]  # fmt: skip
         self._pick_numbers = picked(numbers)
         self._numbers = self._pick_numbers(self._tensors)
-        self._params = [
-            t for d in self._dicts for t in d["_parameters"].values() if t is not None
-        ]  # fmt: skip
-        self._grads = [*map(_requires_grad, self._params)]
-        self._at = [*map(_address, self._params)]
+        # Others have no memory that compiled code could read: such a module is PyTorch's to run.
+        self._facts = TensorFacts([
+            x for d in self._dicts for kind in HELD[:2] for x in d[kind].values()
+            if x is not None and x.layout is torch.strided and not x.is_nested
+            and not is_dispatched(x)
+        ])  # fmt: skip
 
     def _begin_watch(self) -> None:
         """From now on changes of dictionaries are told, where that can be."""
@@ -186,8 +188,7 @@ class Depends:
         return (
             [*map(type, self._modules)] == self._kinds
             and all(map(is_, map(_attributes, self._modules), self._dicts))
-            and [*map(_address, self._params)] == self._at
-            and (not self._gradients or [*map(_requires_grad, self._params)] == self._grads)
+            and self._facts.hold()
             and all(get(name, MISSING) is value for get, name, value in self._of_classes)
             and all(holds(get(name, MISSING)) for get, name, holds in self._loose)
         )

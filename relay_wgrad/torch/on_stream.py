@@ -96,21 +96,32 @@ class _Here:
     def done(self, do: Callable[[], Any]) -> Any:
         return self.within(lambda: self._lane.done(do))
 
-    def captured(self, do: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        made, launch = self.within(lambda: self._lane.captured(do))
-        return made, _Launches(self, [launch])
+    def captured(
+        self, do: Callable[[], Any], work: Callable[[], None] | None = None
+    ) -> tuple[Any, Callable[[], None]]:
+        if self._device.type != "cuda":  # a lane of tests
+            return self._lane.captured(do, work)
+
+        def both() -> Any:
+            made = do()
+            if work is not None:
+                self._on_theirs(work)
+            return made
+
+        made, launch = self.within(lambda: self._lane.captured(both))
+        return made, _Launches(self._device, [launch])
 
     def also(self, launch: Any, work: Callable[[], None]) -> Callable[[], None]:
         if self._device.type != "cuda":
             return self._lane.also(launch, work)
+        _, more = self.within(lambda: self._lane.captured(lambda: self._on_theirs(work)))
+        return _Launches(self._device, [*launch.parts, more])
 
-        def on_theirs() -> None:
-            stream: Any = torch.cuda.ExternalStream(self._handle(self._theirs), self._device)
-            with torch.cuda.stream(stream):
-                work()
-
-        _, more = self.within(lambda: self._lane.captured(on_theirs))
-        return _Launches(self, [*launch.parts, more])
+    def _on_theirs(self, work: Callable[[], None]) -> None:
+        """Has PyTorch's work done on TVM's stream."""
+        stream: Any = torch.cuda.ExternalStream(self._handle(self._theirs), self._device)
+        with torch.cuda.stream(stream):
+            work()
 
     def within(self, do: Callable[[], Any]) -> Any:
         if self._device.type != "cuda":  # a lane of tests
@@ -123,17 +134,22 @@ class _Here:
 
 
 class _Launches:
-    """Graphs that the device is given one after another."""
+    """Graphs that the device is given one after another, on PyTorch's current stream."""
 
-    def __init__(self, here: _Here, parts: Sequence[Callable[[], None]]) -> None:
-        self.parts, self._here = parts, here
+    def __init__(self, device: torch.device, parts: Sequence[Any]) -> None:
+        self.parts, self._device = parts, device
 
     def __call__(self) -> None:
-        self._here.within(self._all)
+        if torch.cuda.current_device() == self._device.index:
+            self._launch()
+        else:
+            with torch.cuda.device(self._device):
+                self._launch()
 
-    def _all(self) -> None:
+    def _launch(self) -> None:
+        stream = _stream(self._device)
         for part in self.parts:
-            part()
+            part.on(stream)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,16 +80,28 @@ class Asked(NamedTuple):
     pieces: tuple[int, int] | None  # of the backward part: `to_part`
 
 
+class Arguments(NamedTuple):
+    """Of a forward pass, and what is another object whenever those behind the inputs and what is
+    drawn may be other tensors than before, or lie elsewhere (`Depends.settled`)."""
+
+    tensors: list[torch.Tensor]
+    settled: object
+
+
 class Forward(NamedTuple):
-    """A forward pass: the first output, and what the backward part reads.
+    """A forward pass: the first output, and what the backward part may read: arguments and outputs,
+    and what is kept.
 
     token : whoever has it has the memory of what is kept, which the next pass writes again once
         nobody has; None: each tensor has its own.
+    stamp : passes of the same one keep the same tensors; None: each keeps others.
     """
 
     result: torch.Tensor
-    read: Sequence[torch.Tensor]
+    given: Sequence[torch.Tensor]
+    kept: Sequence[torch.Tensor]
     token: torch.Tensor | None
+    stamp: object
 
 
 class Handed(NamedTuple):
@@ -102,14 +114,18 @@ class Handed(NamedTuple):
 
 class _Reading:
     """What a piece of the backward part reads of its forward pass, apart: what callers may change
-    in place in the meantime, after which autograd looks, and what is `private` (places)."""
+    in place in the meantime, after which autograd looks, and what is `private`.
 
-    def __init__(self, given: Sequence[int], private: Container[int]) -> None:
-        hidden = [i for i in given if i in private]
-        watched = [i for i in given if i not in private]
-        self.hidden, self.watched = picked(hidden), picked(watched)
+    places : among what a forward pass gives and what it keeps, in the piece's order.  private :
+        from which place on nobody but the parts has it.
+    """
+
+    def __init__(self, places: Sequence[int], private: int) -> None:
+        hidden = [i for i in places if i >= private]
+        watched = [i for i in places if i < private]
+        self.hidden, self.watched = picked([i - private for i in hidden]), picked(watched)
         at = {i: place for place, i in enumerate((*hidden, *watched))}
-        self._whole = picked([at[i] for i in given])
+        self._whole = picked([at[i] for i in places])
 
     def whole(self, hidden: Sequence[Any], watched: Sequence[Any]) -> Sequence[Any]:
         """All of it, as the piece takes it."""
@@ -196,7 +212,7 @@ class Program:
         # The output is the caller's, who may keep it; so are gradients, which autograd adopts.
         self._forward = make(
             compiled.vm[names[0]], own={0}, token=True, written=self._written(len(order)),
-            joined=joined[0],
+            joined=joined[0], fresh=range(len(order) - len(self.places)),
         )  # fmt: skip
         # Of what the backward part reads, what nobody but the two parts has.
         self._private = {i for i, source in enumerate(parts.sources) if source.kind == "kept"}
@@ -206,6 +222,7 @@ class Program:
                 make(
                     compiled.vm[piece.name], own=range(len(piece.gradients)), token=True,
                     private=self._private_of(piece), late=number, joined=over,
+                    fresh=self._fresh_of(piece),
                 )
                 for number, (piece, over) in enumerate(zip(parts.pieces, functions, strict=True), 1)
             ]  # fmt: skip
@@ -214,12 +231,13 @@ class Program:
         self._last = self._backward if joined[0] is None else backward(joined[1:])
         end = len(order) + len(self.counters)  # of the operands
         first = {"argument": 0, "output": end, "kept": end + parts.outputs}
-        self._read = picked([first[s.kind] + s.index for s in parts.sources])
-        # Of each piece, and of a forward pass whose memory one token stands for.
-        self.reading = [
-            (_Reading(piece.given, ()), _Reading(piece.given, self._private))
-            for piece in self.pieces
-        ]
+        read = [first[source.kind] + source.index for source in parts.sources]
+        # Of each piece; and of a forward pass whose memory one token stands for.
+        self._reading, self._reading_shared = (
+            [_Reading([read[i] for i in piece.given], private) for piece in self.pieces]
+            for private in (1 + max(read, default=0), first["kept"])
+        )
+        self._hidden: tuple[object, Sequence[Any]] = (None, ())  # of the last stamp
         self._later = [
             {i for after in self.pieces[number:] for i in after.takes}
             for number in range(1, 1 + len(self.pieces))
@@ -227,6 +245,10 @@ class Program:
         self._copy_statistics = CopyEach()
         self._settled: object = None  # the state of `depends` whose tensors these are
         self._operands: list[torch.Tensor] = []
+        # Stamps of the last calls, and for which operands: `Arguments.settled`; of each piece the
+        # forward pass's stamp.
+        self._known: tuple[object, object] = (None, None)
+        self._known_back: list[tuple[object, object]] = [(None, None)] * len(self.pieces)
         self._turns = Turns(self.device)
 
     @property
@@ -237,7 +259,7 @@ class Program:
         passes = zip(self._backward, self._last, strict=True)
         return self._forward.is_graph and all(a.is_graph or b.is_graph for a, b in passes)
 
-    def arguments(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def arguments(self, inputs: Sequence[torch.Tensor]) -> Arguments:
         """The forward part's: inputs, what is drawn, parameters, statistics and batch counters,
         which are those that `depends` has found to be there.
 
@@ -262,16 +284,20 @@ class Program:
         if self._settled is not self.depends.settled:
             self._settled = self.depends.settled
             self._operands = [held[name] for held, name in (*self.places, *self.counters)]
-        return [*inputs, *numbers, *self._operands]
+        return Arguments([*inputs, *numbers, *self._operands], self._settled)
 
     def returned(self, result: torch.Tensor) -> Any:
         """What the module returns, of its one tensor."""
         return result if self._returned is None else tree_unflatten([result], self._returned)
 
-    def forward(self, arguments: Sequence[torch.Tensor]) -> Forward:
+    def forward(self, arguments: Arguments) -> Forward:
         """The forward pass; statistics are updated."""
         with self._turns:
-            made, _, args, token, written = self._forward(arguments)
+            of, known = self._known
+            made, _, args, token, written, stamp = self._forward(
+                arguments.tensors, known if of is arguments.settled else None
+            )
+            self._known = (arguments.settled, stamp)
         for held, name, value in self._effects:
             held[name] = value
         result, kept = made[0], made[self.outputs :]
@@ -290,22 +316,40 @@ class Program:
                     torch._foreach_add_(counters, 1)
         # Autograd makes of the result itself one that holds whoever reads it.
         outputs = [result.detach(), *made[1 : self.outputs]]
-        return Forward(result, self._read((*args, *outputs, *kept)), token)
+        return Forward(result, (*args, *outputs), kept, token, stamp)
+
+    def read(
+        self, number: int, made: Forward
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """What a piece reads of a forward pass: (what that one's token stands for, the rest)."""
+        if made.token is None:
+            return (), self._reading[number].watched((*made.given, *made.kept))
+        stamp, hidden = self._hidden
+        if stamp is None or stamp is not made.stamp:
+            hidden = [reading.hidden(made.kept) for reading in self._reading_shared]
+            self._hidden = (made.stamp, hidden)
+        return hidden[number], self._reading_shared[number].watched(made.given)
 
     def backward(
-        self, number: int, read: Sequence[torch.Tensor], handed: Handed, ends: bool
-    ) -> tuple[list[torch.Tensor], Handed]:
+        self, number: int, hidden: Sequence[torch.Tensor], watched: Sequence[torch.Tensor],
+        stamp: object, handed: Handed, ends: bool,
+    ) -> tuple[list[torch.Tensor], Handed]:  # fmt: skip
         """(the gradients of a piece, in its order, what it and those before it hand on).
 
-        read : what the forward pass gave, of it what the piece is given.
+        hidden, watched : of `read`.  stamp : of the forward pass.
         ends : whether that is of a forward pass with a token, and no backward pass will come again
             for it: then what the two passes have in memory may be written over.
         """
         piece = self.pieces[number]
+        reading = (self._reading_shared if hidden else self._reading)[number]
+        operands = [
+            *reading.whole(hidden, watched), *(handed.values[i] for i in piece.takes)
+        ]  # fmt: skip
         with self._turns:
-            made, addresses, _, token, _ = (self._last if ends else self._backward)[number](
-                [*read, *(handed.values[i] for i in piece.takes)]
-            )
+            of, known = self._known_back[number]
+            call = (self._last if ends else self._backward)[number]
+            made, addresses, _, token, _, gives = call(operands, known if of is stamp else None)
+            self._known_back[number] = (stamp, None if stamp is None else gives)
         gradients, new = made[: len(piece.gradients)], made[len(piece.gradients) :]
         if token is None:
             seen = {*addresses, *(x.data_ptr() for x in new)}
@@ -333,6 +377,11 @@ class Program:
         """Of a piece's operands what nobody but the parts has."""
         kept = {at for at, i in enumerate(piece.given) if i in self._private}
         return kept | {at for at, i in enumerate(piece.takes, start=len(piece.given)) if i}
+
+    def _fresh_of(self, piece: Piece) -> list[int]:
+        """Of a piece's operands all but those that a stamp of the forward pass stands for."""
+        watched = [at for at, i in enumerate(piece.given) if i not in self._private]
+        return [*watched, *range(len(piece.given), len(piece.given) + len(piece.takes))]
 
 
 def _place(module: torch.nn.Module, name: str) -> Place:

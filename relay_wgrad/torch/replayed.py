@@ -13,7 +13,7 @@ same way before it is a graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from operator import is_
 from typing import Any, NamedTuple, Protocol
@@ -46,13 +46,15 @@ MOST = 64 << 20
 
 class Call(NamedTuple):
     """What a call gives: results, the addresses of what it read, its operands, of a graph that has
-    one the token of its memory, and whether what is to be written into operands has been."""
+    one the token of its memory, whether what is to be written into operands has been, and of a
+    graph its stamp, which the next call may be told as `known`."""
 
     results: list[torch.Tensor]
     addresses: Addresses
     operands: Sequence[torch.Tensor]
     token: torch.Tensor | None
     written: bool = False
+    stamp: object = None
 
 
 class Lane(Protocol):
@@ -61,8 +63,14 @@ class Lane(Protocol):
     def done(self, function: Callable[[], Any]) -> Any:
         """What a function gives, when its work is over."""
 
-    def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """(what a function gives, what does its work)."""
+    def captured(
+        self, function: Callable[[], Any], work: Callable[[], None] | None = None
+    ) -> tuple[Any, Callable[[], None]]:
+        """(what a function gives, what does its work, and then some of PyTorch's, of which nothing
+        is done here).
+
+        Raises what a device has against either as a graph.
+        """
 
     def also(self, launch: Callable[[], None], work: Callable[[], None]) -> Callable[[], None]:
         """What does what `launch` does, and then work of PyTorch's, of which nothing is done here.
@@ -104,6 +112,8 @@ class Replayed:
     written : is done by a graph itself where that can be, else by the caller (`Call.written`).
     apart : None, or what `plain` is of a function that gives the same in memory of its own: that of
         `plain` and `raw` gives the same memory each time, and wants `token`.
+    fresh : the places of operands that are looked at in each call.  Those of the others need not be
+        where a caller says that they are what they were: there are hundreds.
 
     One thread at a time may call it.
     """
@@ -123,8 +133,9 @@ class Replayed:
         private: Container[int] = (),
         written: Written | None = None,
         apart: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None = None,
+        fresh: Sequence[int] = (),
     ) -> None:
-        self._apart = apart
+        self._apart, self._fresh = apart, frozenset(fresh)
         self._written = Written() if written is None else written
         self._writes = self._gathers = False  # of a graph: whether it does that, and gathers
         self._pick_written = picked([*self._written.targets, *self._written.counts])
@@ -138,13 +149,12 @@ class Replayed:
         self._launch: Callable[[], None] | None = None
         self._moving: set[int] = set()  # operands that a graph has missed
         self._places: list[tuple[int, torch.Tensor]] = []  # of a graph: where operands are copied
-        self._fixed: list[_Lying] = []  # and where the others lie
-        self._known: dict[int, torch.Tensor] = {}  # private ones
-        self._pick_known = picked([])
+        self._lying = self._lying_fresh = _Lying({}, [])  # and where the others lie
+        self._stamp: object = None  # of the graph, and of results that are the same each time
         self._addresses: Addresses = set()
         self._results: list[Any] = []
         self._copied: dict[int, torch.Tensor] = {}  # those that get memory of their own
-        self._copies, self._copy_in = Copies({}, 0), CopyEach()
+        self._copies, self._copy_in = Copies({}), CopyEach()
         self._same: list[Any] = []  # all, of which those are the same tensors each time
         self._out: list[StorageWeakRef] = []  # who has the results
 
@@ -153,7 +163,12 @@ class Replayed:
         """Whether calls are a graph's by now."""
         return self._launch is not None
 
-    def __call__(self, given: Sequence[torch.Tensor]) -> Call:
+    def __call__(self, given: Sequence[torch.Tensor], known: object = None) -> Call:
+        """What the function gives for operands.
+
+        known : the stamp of a call before, where since then all operands that are not `fresh` are
+            the same tensors, of the same memory in the same order; else None.
+        """
         if any(not ref.expired() for ref in self._out):
             return self._called_apart(self._prepare(given))
         # Hooks may keep some of what a caller has for its backward pass, and give up others.
@@ -161,7 +176,9 @@ class Replayed:
             return self._called_apart(self._prepare(given))
         if self._lane is None:
             return self._called(self._prepare(given))
-        if self._launch is not None and self._lie(given):
+        # One that is copied may have been another one all the time.
+        is_known = known is not None and known is self._stamp
+        if self._launch is not None and (self._lying_fresh if is_known else self._lying).lie(given):
             self._misses = 0
             return self._replayed(given)
         args = self._prepare(given)
@@ -195,19 +212,14 @@ class Replayed:
         counts = self._written.counts
         return args[: len(args) - len(counts)] if counts else args
 
-    def _lie(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether operands lie where the graph reads them, as it reads them."""
-        known = map(is_, self._pick_known(given), self._known.values())
-        return all(known) and all(some.lie(given) for some in self._fixed)
-
     def _missed(self, given: Sequence[torch.Tensor], args: Sequence[torch.Tensor]) -> None:
         """Decides what becomes of a graph whose operands are elsewhere."""
         elsewhere = [
-            i for some in self._fixed
+            i for some in self._lying.fixed
             for i, at in zip(some.places, some.addresses, strict=True)
             if args[i].data_ptr() != at or _is_made(given[i], args[i])
         ]  # fmt: skip
-        elsewhere += [i for i, x in self._known.items() if args[i].data_ptr() != x.data_ptr()]
+        elsewhere += [i for i, x in self._lying.known if args[i].data_ptr() != x.data_ptr()]
         self._misses += 1
         size = sum(args[i].nbytes for i in elsewhere)
         if self._misses > MISSES and (self._most is None or size <= self._most):
@@ -240,7 +252,9 @@ class Replayed:
 
             if self._apart is None:  # else it writes over its operands, and needs no memory
                 lane.done(call)  # its results are given up: then there is memory for the next ones
-            results, self._launch = lane.captured(call)
+            is_known = self._apart is not None and bool(self._same)
+            work = self._work(asked, moving) if is_known else None
+            results, self._launch = self._captured(lane, call, work)
         except Exception as error:  # of whatever kind: no work has been done
             why = " ".join(str(error).split())
         else:
@@ -252,22 +266,19 @@ class Replayed:
                 for i, x in enumerate(fixed) if i in moving
             ]  # fmt: skip
             stay = [i for i in range(len(args)) if i not in moving]
-            self._known = {i: asked[i] for i in stay if i in self._private}
-            self._pick_known = picked([*self._known])
-            fixed_places = [i for i in stay if i not in self._private]
-            lying: dict[Any, list[int]] = {}
-            for i in fixed_places:
-                order = FORMATS[args[i].dim() - 2] if last[i] else torch.contiguous_format
-                lying.setdefault(order, []).append(i)
-            self._fixed = [
-                _Lying(some, picked(some), [args[i].data_ptr() for i in some], order)
-                for order, some in lying.items()
-            ]
+            known = {i: asked[i] for i in stay if i in self._private}
+            at = [(i, args[i], last[i]) for i in stay if i not in self._private]
+            self._lying = _Lying(known, at)
+            self._lying_fresh = _Lying(
+                {i: x for i, x in known.items() if i in self._fresh},
+                [one for one in at if one[0] in self._fresh],
+            )
+            self._stamp = object()
             self._addresses = _addresses([args[i] for i in stay])
             self._copy_in = CopyEach()
-            if self._apart is None or not self._same:
+            if not is_known:
                 self._keep(results)
-            self._end_with(lane, asked, moving)
+                self._end_with(lane, self._work(asked, moving))
         if self._tries >= TRIES and self._launch is None:
             self._lane = None
             self._told(f"its calls are not one CUDA graph: {why:.300}")
@@ -279,14 +290,16 @@ class Replayed:
             i: _torch(x) for i, x in enumerate(results)
             if i in self._own or (not self._token and math.prod(map(int, x.shape)) == 1)
         }  # fmt: skip
-        self._copies = Copies(self._copied, len(results))
+        self._copies = Copies(self._copied)
         self._same = [
             None if i in self._copied or not self._token else _torch(x)
             for i, x in enumerate(results)
         ]
 
-    def _end_with(self, lane: Lane, asked: Sequence[torch.Tensor], moving: Container[int]) -> None:
-        """Has the graph end with what PyTorch would be called for after each launch."""
+    def _work(
+        self, asked: Sequence[torch.Tensor], moving: Container[int]
+    ) -> Callable[[], None] | None:
+        """What PyTorch would be called for after each launch, for the graph to end with."""
         sources, targets, counts = self._written
         places = {*targets, *counts}
         inside = {asked[i].data_ptr() for i in places}
@@ -297,27 +310,48 @@ class Replayed:
         )
         self._gathers = self._copies.joins
         if not self._writes and not self._gathers:
-            return
+            return None
         to, grown = [asked[i] for i in targets], [asked[i] for i in counts]
         what = [_torch(self._results[i]) for i in sources]
         copy_each = CopyEach()
 
         def work() -> None:
-            if self._gathers:
-                self._copies.gather()
-            if self._writes:
-                copy_each(to, what)
-                if grown:
-                    torch._foreach_add_(grown, 1)
+            with torch.no_grad():
+                if self._gathers:
+                    self._copies.gather()
+                if self._writes:
+                    copy_each(to, what)
+                    if grown:
+                        torch._foreach_add_(grown, 1)
 
         self._copies.gather()  # its memory is taken, and its kernels are loaded
+        return work
+
+    def _captured(
+        self, lane: Lane, call: Callable[[], Any], work: Callable[[], None] | None
+    ) -> tuple[Any, Callable[[], None]]:
+        if work is None:
+            return lane.captured(call)
+        try:
+            return lane.captured(call, work)
+        except Exception as error:  # of whatever kind: it is done after each launch then
+            found = lane.captured(call)
+            self._does_apart(error)
+            return found
+
+    def _end_with(self, lane: Lane, work: Callable[[], None] | None) -> None:
+        if work is None:
+            return
         assert self._launch is not None
         try:
-            with torch.no_grad():
-                self._launch = lane.also(self._launch, work)
-        except Exception as error:  # of whatever kind: it is done after each launch then
-            self._writes = self._gathers = False
-            self._told(f"what its graph gives is copied apart: {' '.join(str(error).split()):.300}")
+            self._launch = lane.also(self._launch, work)
+        except Exception as error:  # as above
+            self._does_apart(error)
+
+    def _does_apart(self, error: Exception) -> None:
+        """Leaves `_work` to PyTorch."""
+        self._writes = self._gathers = False
+        self._told(f"what its graph gives is copied apart: {' '.join(str(error).split()):.300}")
 
     def _replayed(self, given: Sequence[torch.Tensor]) -> Call:
         assert self._launch is not None
@@ -332,7 +366,8 @@ class Replayed:
         results, token = self._lent(self._gathers)
         if self._writes:
             increment_versions(self._pick_written(given))
-        return Call(results, self._addresses, operands, token, self._writes)
+        stamp = self._stamp if token is not None and self._stands is None else None
+        return Call(results, self._addresses, operands, token, self._writes, stamp)
 
     def _lent(self, gathers: bool) -> tuple[list[Any], torch.Tensor | None]:
         """(the results, their token) for a caller, when the work has been given to the device."""
@@ -363,7 +398,7 @@ def _is_made(given: torch.Tensor, dense: torch.Tensor) -> bool:
     return given.data_ptr() != dense.data_ptr()
 
 
-class _Lying(NamedTuple):
+class _InOrder(NamedTuple):
     """Operands of one memory order: their places among all, and the addresses where they lie."""
 
     places: list[int]
@@ -383,6 +418,35 @@ class _Lying(NamedTuple):
             and [*map(torch.Tensor.data_ptr, some)] == self.addresses
             and not any(map(torch.Tensor.is_neg, some))
         )
+
+
+class _Lying:
+    """Where some operands lie.
+
+    known : by their places, private ones.  others : (place, tensor, whether channels are last).
+    """
+
+    def __init__(
+        self, known: Mapping[int, torch.Tensor], others: Sequence[tuple[int, torch.Tensor, bool]]
+    ) -> None:
+        self.known = [*known.items()]
+        self._pick, self._tensors = picked([*known]), [*known.values()]
+        orders: dict[Any, list[tuple[int, torch.Tensor]]] = {}
+        for place, x, is_last in others:
+            order = FORMATS[x.dim() - 2] if is_last else torch.contiguous_format
+            orders.setdefault(order, []).append((place, x))
+        self.fixed = [
+            _InOrder(
+                [i for i, _ in some], picked([i for i, _ in some]), [x.data_ptr() for _, x in some],
+                order,
+            )
+            for order, some in orders.items()
+        ]  # fmt: skip
+
+    def lie(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether they lie where the graph reads them, as it reads them."""
+        known = map(is_, self._pick(given), self._tensors)
+        return all(known) and all(some.lie(given) for some in self.fixed)
 
 
 def tvm_tensor(tensor: torch.Tensor) -> Any:

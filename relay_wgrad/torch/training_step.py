@@ -44,10 +44,9 @@ class _Piece(torch.autograd.Function):
     def forward(
         ctx: Any, program: Program, made: Forward, number: int, *_: torch.Tensor
     ) -> torch.Tensor:
-        reading = program.reading[number][made.token is not None]
-        ctx.program, ctx.number, ctx.reading = program, number, reading
-        ctx.hidden = reading.hidden(made.read)
-        ctx.save_for_backward(made.token, *reading.watched(made.read))
+        ctx.program, ctx.number, ctx.stamp = program, number, made.stamp
+        ctx.hidden, watched = program.read(number, made)
+        ctx.save_for_backward(made.token, *watched)
         return _link(made.result) if number else made.result
 
     @staticmethod
@@ -57,10 +56,11 @@ class _Piece(torch.autograd.Function):
                 "TrainingStep: create_graph=True: its gradients have no gradients of their own"
             )
         token, *watched = ctx.saved_tensors
-        read = ctx.reading.whole(ctx.hidden, watched)
         handed = gradient.handed if ctx.number else Handed({0: gradient}, [])
         ends = token is not None and keeps_graph is not None and not keeps_graph()
-        gradients, handed = ctx.program.backward(ctx.number, read, handed, ends)
+        gradients, handed = ctx.program.backward(
+            ctx.number, ctx.hidden, watched, ctx.stamp, handed, ends
+        )
         if ctx.number + 1 == len(ctx.program.pieces):
             return None, None, None, *gradients
         link = _link(gradient)
@@ -231,11 +231,13 @@ class TrainingStep(torch.nn.Module):
         # Another thread's export has stand-ins in the module for its tensors, for a while.
         with self._programs.lock:
             program = self._program(inputs[:count])
-            arguments = [] if program.lost else program.arguments(inputs)
-        if program.lost:
+            arguments = None if program.lost else program.arguments(inputs)
+        if arguments is None:
             return self._by_pytorch(program.lost, inputs)
         made = program.forward(arguments)
-        result = _differentiable(program, made, arguments) if program.wrt else made.result
+        result = made.result
+        if program.wrt:
+            result = _differentiable(program, made, arguments.tensors)
         return program.returned(result)
 
     @property

@@ -43,7 +43,7 @@ class Lane:
         self.runtime.call("cudaStreamSynchronize", self._stream.handle)
         return result
 
-    def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def captured(self, function: Callable[[], Any]) -> tuple[Any, Launch]:
         """(what a function gives, what does its work): nothing of it is done here.
 
         Raises what the function does, and RuntimeError with CUDA's words where it waited for the
@@ -63,7 +63,7 @@ class Lane:
 
         result = self.done(capture)
         release_workspaces()  # of the calls before
-        return result, lambda: graphs.launch(self._current())
+        return result, Launch(graphs, self._current)
 
     def rehearsed(self, function: Callable[[], Any]) -> None:
         """`done`, but for what is `outside`: that is left out."""
@@ -91,6 +91,18 @@ class Lane:
     def _current(self) -> int | None:
         """TVM's stream, in this thread."""
         return int(tvm_ffi.get_raw_stream(self._device)) or None
+
+
+class Launch:
+    """Captured work: a call gives it to TVM's current stream."""
+
+    def __init__(self, graphs: cudart.Graphs, current: Callable[[], int | None]) -> None:
+        self._current = current
+        self.on = graphs.launch
+        """Gives it to a stream by its handle, whose device is the current one."""
+
+    def __call__(self) -> None:
+        self.on(self._current())
 
 
 class Captured:

@@ -5,8 +5,10 @@ The lane here has no device: what it captured it does again into the same memory
 
 from __future__ import annotations
 
+import copy
+import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import relay_wgrad.torch as rt
-from relay_wgrad.torch import compiler, replayed
+from relay_wgrad.torch import compiler, depends, replayed
 from relay_wgrad.torch.replayed import LATER, MISSES, TRIES, WARM, Replayed, Written
 from relay_wgrad.training.compiled import Compiled
 from tests.support.memory_plans import memory_is_kept
@@ -157,7 +159,7 @@ def test_memory_of_their_own() -> None:
     w, s, held = torch.ones(2, 3), torch.tensor(2.0), []
     for i in range(20):
         x = torch.full((2, 3), float(i))
-        results, _, operands, token, _ = repeated([w, x, s])
+        results, _, operands, token, *_ = repeated([w, x, s])
         assert torch.equal(operands[1], x)
         assert (token is not None) is (i >= WARM)
         held.append((results[0], w * x + s))
@@ -167,6 +169,35 @@ def test_memory_of_their_own() -> None:
     tokens = [repeated([w, x, s]).token for _ in range(2)]
     assert lane.launches == 20 - WARM + 1  # the first of them is still somebody's
     assert tokens[1] is None
+
+
+def test_operands_that_are_what_they_were() -> None:
+    """Whoever says so by the last call's stamp spares the look at all that are not fresh; the stamp
+    of another graph says nothing."""
+    lane = Lane()
+    repeated = Replayed(plain, raw, lane, print, own={0}, token=True, fresh=[1])
+    w, s = torch.ones(2, 3), torch.tensor(2.0)
+    images = [torch.full((2, 3), float(i)) for i in range(30)]
+    stamps: list[object] = [None]
+    for i, x in enumerate(images):
+        if i == 15:
+            w = torch.full((2, 3), 3.0)
+        call = repeated([w, x, s], None if i == 15 else stamps[-1])
+        assert torch.equal(call.results[0], w * x + s), i
+        stamps.append(call.stamp)
+        del call  # and its token
+        if i == 10:  # a wrong word is believed
+            wrong = repeated([torch.zeros(2, 3), x, s], stamps[-1])
+            assert torch.equal(wrong.results[0], w * x + s)
+            del wrong
+            right = repeated([torch.zeros(2, 3), x, s])
+            assert torch.equal(right.results[0], s.expand(2, 3))
+            del right
+            stamps.append(None)
+    first, last = ({*stamps[a:b]} for a, b in ((WARM + 1, 11), (25, 31)))
+    assert len(first) == len(last) == 1
+    assert None not in first | last
+    assert first != last
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -201,7 +232,7 @@ def test_what_is_written_into_operands(refused: bool) -> None:
 class Shares(Lane):
     """Of a function whose first result is its second operand."""
 
-    def captured(self, function: Any) -> Any:
+    def captured(self, function: Any, work: Any = None) -> Any:
         shared, made = function()
 
         def launch() -> None:
@@ -395,6 +426,77 @@ def test_loops(way: Any, seed: int, lanes: list[Lane]) -> None:
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)
     assert sum(lane.launches for lane in lanes) > 12
+
+
+class Square(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+MOVES: list[Callable[[Square], Any]] = [
+    lambda m: setattr(m.last.weight, "data", m.last.weight.data.clone()),
+    lambda m: setattr(m.last.weight, "data", m.last.weight.data.t()),  # where it lies
+    lambda m: setattr(m.first.weight, "data", torch._neg_view(m.first.weight.data)),
+    lambda m: setattr(m.norm.running_var, "data", m.norm.running_var.data + 1),
+    lambda m: setattr(m.norm, "running_mean", torch.ones(4)),
+    lambda m: setattr(m.first, "weight", nn.Parameter(torch.ones(4, 4))),
+    lambda m: setattr(m.norm.num_batches_tracked, "data", torch.tensor(7)),
+]
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("watched", [True, False])
+def test_what_lies_elsewhere_between_steps(
+    watched: bool, lanes: list[Lane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters and buffers that are not looked at one by one in a usual step."""
+    if not watched:
+        monkeypatch.setattr(depends, "watch", lambda dictionaries: None)
+    module, x = Square(), torch.randn(8, 4)
+    step = rt.TrainingStep(module, x)
+    for move in MOVES:
+        for i in range(14):
+            if i == 10:
+                assert step.captured
+                move(module)
+            twin = copy.deepcopy(module)
+            outs = []
+            for model in (step, twin):
+                model.zero_grad()
+                outs.append(model(x))
+                outs[-1].square().sum().backward()
+            torch.testing.assert_close(*outs)
+            torch.testing.assert_close(_grads(step), _grads(twin))
+            torch.testing.assert_close([*module.buffers()], [*twin.buffers()])
+    assert len(step._programs) == 1
+    assert sum(lane.launches for lane in lanes) > 60
+
+
+@pytest.mark.longer("hundreds of steps; on a GPU 2,000 are looked at")
+@pytest.mark.parametrize("way", [_step, _pieces])
+def test_many_steps_hold_no_more_than_few(way: Any, lanes: list[Lane]) -> None:
+    """Tensors, and Python's memory, of graphs, and of calls that are none."""
+    module, held = Net(), []
+    step, kept = way(module, True), list[torch.Tensor]()
+    for i in range(400):
+        module.zero_grad()
+        loss = step(torch.randn(4, 2, 5, 5)).square().mean()
+        if i % 10 == 9:  # somebody has the forward pass before
+            loss = loss + step(torch.randn(4, 2, 5, 5)).mean()
+        loss.backward(retain_graph=i % 10 == 5)
+        kept = [loss]
+        if i % 100 == 99:
+            gc.collect()
+            tensors = sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
+            held.append((tensors, len(gc.get_objects())))
+    assert step.captured
+    assert kept
+    assert held[3][0] <= held[1][0], held
+    assert held[3][1] <= held[1][1] + 20, held
 
 
 def test_without_a_lane() -> None:

@@ -73,9 +73,11 @@ class Recording:
     """CUDA's runtime, by the names of what is called; handles are numbers."""
 
     def __init__(self) -> None:
-        self.said, self._made = list[str](), 0
+        self.said, self.streams, self._made = list[str](), list[int | None](), 0
 
     def call(self, name: str, *args: Any) -> None:
+        if name == "cudaGraphLaunch":
+            self.streams.append(args[1])
         if name in ("cudaStreamCreateWithFlags", "cudaGraphInstantiate", "cudaStreamEndCapture"):
             self._made += 1
             args[1 if name == "cudaStreamEndCapture" else 0]._obj.value = self._made
@@ -135,3 +137,15 @@ def test_a_capture_that_fails_ends() -> None:
     runtime.said.clear()
     lane.outside(lambda: runtime.said.append("done"))
     assert runtime.said == ["done"]
+
+
+def test_a_stream_by_its_handle() -> None:
+    """Whoever knows it need not make it TVM's current one."""
+    runtime = Recording()
+    lane = capture.Lane(cast("cudart.Runtime", runtime), tvm.cpu())
+    _, launch = lane.captured(lambda: None)
+    for on in (launch, lambda: launch.on(5)):
+        runtime.said.clear()
+        on()
+        assert runtime.said == ["GraphLaunch"]
+    assert runtime.streams == [None, 5]

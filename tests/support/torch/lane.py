@@ -31,7 +31,12 @@ class Lane:
     def done(self, function: Callable[[], Any]) -> Any:
         return function()
 
-    def captured(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def captured(
+        self, function: Callable[[], Any], work: Callable[[], None] | None = None
+    ) -> tuple[Any, Callable[[], None]]:
+        if work is not None:
+            results, launch = self.captured(function)
+            return results, self.also(launch, work)
         self.captures += 1
         if self.captures <= self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
