@@ -18,7 +18,7 @@ from tvm.target import Target
 
 from ..keys import SYMBOL
 from ..output import working_folder
-from .allocated import kernels_of_allocated
+from .arguments import with_looks
 from .disk_cache import DiskCache
 from .objects import Object, Told, compiled_library, content_of, objects, symbols_of
 
@@ -89,8 +89,9 @@ def build(
     if not loads() or attrs.get("external_mods"):
         return vm_build.build(module, target, relax_pipeline=None), b"", []
     builder = relax.ExecBuilder()
+    module, known = with_looks(module)
     kernels = {v: func for v, func in module.functions_items() if isinstance(func, tirx.PrimFunc)}
-    made = objects(kernels, target, kept, told, kernels_of_allocated(module))
+    made = objects(kernels, target, kept, told, known)
     vm_build._vmcodegen(builder, _with_symbols(module, symbols_of(made)))
     constants = dict(attrs.get("const_name_to_constant", {}))
     linked = vm_build._ffi_api.VMLink(builder, target, _placeholder(str(target)), [], constants)

@@ -1,5 +1,4 @@
-"""Programs share the kernels that they have in common, whatever these are called there; and only
-kernels of tensors that a program has allocated itself do not look at their arguments."""
+"""Programs share the kernels that they have in common, whatever these are called there."""
 
 from __future__ import annotations
 
@@ -11,17 +10,15 @@ import numpy as np
 import pytest
 import torch
 import tvm
-import tvm_ffi
 from torch import nn
-from tvm import relax, tirx
+from tvm import tirx
 from tvm.script import tirx as T
 
 import relay_wgrad.torch as rt
 from relay_wgrad.building import objects
 from relay_wgrad.building.disk_cache import DiskCache
-from relay_wgrad.building.program import build, compiled_functions
+from relay_wgrad.building.program import compiled_functions
 from relay_wgrad.frontend import TrainingGraph, from_torch
-from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.evaluation import Evaluator
 from tests.support.fast import FAST
@@ -124,27 +121,3 @@ def test_each_kernel_is_told_of(
     for how in (r"compiled in \d+\.\d\d s", "from the cache"):
         compiled_functions(module, FAST, kept(tmp_path))
         assert re.fullmatch(f"a, b: {how}\n", capsys.readouterr().err)
-
-
-def views() -> tvm.IRModule:
-    """Two kernels: of a parameter, and of what that gave."""
-    bb, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([4, 4], "float32"))
-    with bb.function("main", [x]):
-        with bb.dataflow():
-            y = bb.emit(relax.op.matmul(x, relax.const(np.eye(4, dtype="float32"))))
-            y = bb.emit_output(relax.op.sum(y, axis=[1]))
-        bb.emit_func_output(y)
-    return bb.get()
-
-
-def test_a_kernel_of_a_callers_tensor_looks_at_it(tmp_path: Path) -> None:
-    """One with strides is refused, as by TVM's; the other kernel has no such words in it."""
-    program, _, made = build(views(), FAST, cpu_pipeline(), kept(tmp_path))
-    looks = {name for each in made for name in each.symbols if b"expected" in each.content}
-    assert 0 < len(looks) < len(made)
-    vm = relax.VirtualMachine(program, tvm.cpu())
-    rows = torch.arange(16.0).reshape(4, 4)
-    got = vm["main"](tvm.runtime.from_dlpack(rows)).numpy()
-    np.testing.assert_array_equal(got, rows.sum(1).numpy())
-    with pytest.raises((ValueError, RuntimeError), match=r"kernel_\w+\("):
-        vm["main"](tvm_ffi.from_dlpack(rows.t()))

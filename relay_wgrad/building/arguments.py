@@ -1,0 +1,219 @@
+"""Which kernels get only tensors that are what the kernels say, so that they need not look.
+
+A tensor that the virtual machine has allocated is what its type says: of that dtype and shape,
+without strides, where the program runs.  One of a caller's may be anything, a transposed view say:
+a function compares the sizes of its parameters when it begins, and here each is given once to a
+kernel that does nothing but look at the rest.  A tensor of a function from elsewhere is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GenericConst, GlobalVar
+from tvm_ffi.structural import structural_walk
+
+from ..graph.rebuild import like, with_blocks, with_functions, with_type
+from ..graph.walk import bindings_of, functions_in
+from ..ir import op_name
+from ..keys import SYMBOL
+
+# A new tensor at some place of a storage; one at that place whose data begin there; another view.
+_TENSOR, _MOVED, _VIEW = (
+    "relax.vm.alloc_tensor", "vm.builtin.ensure_zero_offset", "vm.builtin.reshape",
+)  # fmt: skip
+# What a function compares before its own code: its parameters' types, and the sizes of each.
+_TYPE, _TUPLE, _SIZES = (
+    "vm.builtin.check_tensor_info", "vm.builtin.check_tuple_info", "vm.builtin.match_shape",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A tensor that is what its type says; if it is a caller's, once that has been looked at.
+
+    parameter : the caller's, or None.  moved : whether its data begin where it does; not so of a
+        tensor at a place of a storage.
+    """
+
+    parameter: Any = None
+    moved: bool = True
+
+
+class _Kind(NamedTuple):
+    """What one look is for: tensors of a dtype, of so many dimensions."""
+
+    dtype: str
+    dims: int
+
+
+def with_looks(module: tvm.IRModule) -> tuple[tvm.IRModule, set[str]]:
+    """The module, as the virtual machine's code generator takes it, with looks at parameters.
+
+    Returns it, and the names of kernels all of whose arguments are then known.
+    """
+    kernels = {v: f for v, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
+    others: set[str] = set()
+    given: dict[GlobalVar, list[tuple[str, Any]]] = {}  # kernels and the parameters that they get
+    for caller, function in functions_in(module):
+        known, given[caller] = _compared(function), []
+        for binding in bindings_of(function):
+            value = binding.value
+            if (tensor := _tensor(binding, known)) is not None:
+                known[binding.var] = tensor
+            elif not _fits(value, kernels, known):
+                others.update(_functions_named(value))
+            else:
+                name = str(value.op.name_hint)
+                tensors = [known[each] for each in value.args if each in known]
+                given[caller] += [(name, t.parameter) for t in tensors if t.parameter is not None]
+    looks = {
+        caller: dict.fromkeys(var for name, var in pairs if name not in others)
+        for caller, pairs in given.items()
+    }
+    return _looking(module, looks), {str(var.name_hint) for var in kernels} - others
+
+
+def _compared(function: relax.Function) -> dict[Any, _Known]:
+    """A function's parameters of known sizes that it compares with these, by their names in it; an
+    item of a tuple has a name wherever it is taken out."""
+    first: dict[Any, Any] = {}
+    found: dict[Any, _Known] = {}
+    for binding in bindings_of(function, branches=False)[: _prologue(function)]:
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            first[value.tuple_value, value.index] = binding.var
+        elif _is_packed(value, _SIZES) or _is_packed(value, _TYPE):
+            tensor = value.args[0]
+            sizes = _sizes(tensor.ty)
+            if sizes is not None and (_is_packed(value, _SIZES) or not sizes):
+                found[tensor] = _Known(tensor)
+    for binding in bindings_of(function):
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            item = first.get((value.tuple_value, value.index))
+            if item in found:
+                found[binding.var] = found[item]
+    return found
+
+
+def _prologue(function: relax.Function) -> int:
+    """How many of its bindings come before its own code."""
+    bindings = bindings_of(function, branches=False)
+    return next((i for i, each in enumerate(bindings) if not _compares(each.value)), len(bindings))
+
+
+def _compares(value: Any) -> bool:
+    """Whether it takes a parameter apart, compares it, or makes the table of sizes for that."""
+    if op_name(value) == "relax.call_builtin_with_ctx":
+        return str(getattr(value.args[0], "global_symbol", "")) == "vm.builtin.alloc_shape_heap"
+    compares = any(_is_packed(value, name) for name in (_TYPE, _TUPLE, _SIZES))
+    parts = isinstance(value, relax.TupleGetItem) or op_name(value) == "relax.null_value"
+    return compares or parts
+
+
+def _tensor(binding: Any, known: Mapping[Any, _Known]) -> _Known | None:
+    """The tensor that a binding makes or names, where it is known."""
+    value, static = binding.value, _sizes(binding.var.ty) is not None
+    if isinstance(value, (relax.Var, relax.TupleGetItem)):
+        return known.get(value if isinstance(value, relax.Var) else binding.var)
+    if op_name(value) == _TENSOR and static and isinstance(value.args[1], tirx.IntImm):
+        return _Known(moved=int(value.args[1]) == 0)
+    if (_is_packed(value, _MOVED) or _is_packed(value, _VIEW)) and value.args[0] in known:
+        of = known[value.args[0]]
+        if _is_packed(value, _MOVED):
+            return replace(of, moved=True)
+        return of if static and of.moved else None
+    return None
+
+
+def _sizes(ty: Any) -> tuple[int, ...] | None:
+    """Of a tensor whose sizes and dtype are known."""
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    sizes = list(ty.shape.values)
+    is_known = ty.dtype is not None and all(isinstance(n, tirx.IntImm) for n in sizes)
+    return tuple(map(int, sizes)) if is_known else None
+
+
+def _is_packed(value: Any, name: str) -> bool:
+    called = value.op if isinstance(value, relax.Call) else None
+    return isinstance(called, relax.ExternFunc) and str(called.global_symbol) == name
+
+
+def _fits(value: Any, kernels: Mapping[GlobalVar, Any], known: Mapping[Any, _Known]) -> bool:
+    """Whether it is a call of a kernel with known tensors of the types that it names."""
+    kernel = kernels.get(value.op) if isinstance(value, relax.Call) else None
+    if kernel is None or len(kernel.params) != len(value.args):
+        return False
+    for buffer, argument in zip(kernel.params, value.args, strict=True):
+        is_constant = isinstance(argument, GenericConst)
+        tensor = _Known() if is_constant else known.get(argument, _Known(moved=False))
+        sizes = _sizes(argument.ty)
+        if not (tensor.moved and sizes is not None and _is(buffer, argument.ty, sizes)):
+            return False
+    return True
+
+
+def _is(buffer: Any, ty: Any, sizes: Sequence[int]) -> bool:
+    """Whether a kernel's buffer is one after another's elements of a tensor's type."""
+    if not isinstance(buffer.ty, tirx.BufferType) or str(buffer.dtype) != str(ty.dtype):
+        return False
+    known = all(isinstance(n, tirx.IntImm) for n in [*buffer.shape, buffer.elem_offset])
+    compact = not len(buffer.strides) and known and int(buffer.elem_offset) == 0
+    return compact and tuple(map(int, buffer.shape)) == tuple(sizes)
+
+
+def _functions_named(value: Any) -> list[str]:
+    found: list[GlobalVar] = []
+    structural_walk(value, (GlobalVar, found.append))
+    return [str(var.name_hint) for var in found]
+
+
+def _looking(module: tvm.IRModule, looks: Mapping[GlobalVar, Iterable[Any]]) -> tvm.IRModule:
+    """The module whose functions look at these of their parameters before their own code."""
+    taken, nothing = {str(var.name_hint) for var in module.get_global_vars()}, relax.TupleType([])
+    kernels: dict[_Kind, GlobalVar] = {}
+
+    def call(var: Any) -> relax.Binding:
+        kind = _Kind(str(var.ty.dtype), len(var.ty.shape.values))
+        if kind not in kernels:
+            kernels[kind] = GlobalVar(_unused("look_{}_{}".format(*kind), taken))
+        value = with_type(relax.Call(kernels[kind], [var]), nothing)
+        return relax.VarBinding(relax.Var("_", nothing), value)
+
+    def changed(caller: GlobalVar, function: relax.Function) -> relax.Function:
+        calls = [call(var) for var in looks[caller]]
+        return _with_calls(function, calls) if calls else function
+
+    out = with_functions(module, changed).clone()
+    for kind, var in kernels.items():
+        out.update_func(var, _look(kind).with_attr(SYMBOL, str(var.name_hint)))
+    return out
+
+
+def _unused(name: str, taken: Iterable[str]) -> str:
+    return name if name not in taken else _unused(f"{name}_", taken)
+
+
+def _with_calls(function: relax.Function, calls: Sequence[relax.Binding]) -> relax.Function:
+    """The function that does these when it has compared its parameters."""
+    before, blocks = _prologue(function), list(function.body.blocks)
+    for i, block in enumerate(blocks):
+        if before < len(block.bindings) or block is blocks[-1]:
+            bindings = list(block.bindings)
+            blocks[i] = like(block, [*bindings[:before], *calls, *bindings[before:]])
+            return with_blocks(function, blocks)
+        before -= len(block.bindings)
+    return function
+
+
+def _look(kind: _Kind) -> tirx.PrimFunc:
+    """A kernel of a tensor of any sizes that does nothing: TVM lets it look at its argument."""
+    sizes = [tirx.Var(f"n{i}", "int64") for i in range(kind.dims)]
+    tensor = tirx.decl_buffer(sizes, kind.dtype, name="tensor")
+    return tirx.PrimFunc([tensor], tirx.Evaluate(tirx.IntImm("int32", 0)))
