@@ -1,8 +1,9 @@
 """Kernels for a CPU as object files: each by a digest of its loops, those that are new in parallel.
 
 TVM lowers and compiles all kernels of a module in one thread, as one LLVM module, and its JIT makes
-machine code of it when the program is loaded.  Here each kernel is a module of its own.  TVM's
-passes and LLVM run without Python's lock, so threads are enough.
+machine code of it when the program is loaded.  Here threads share them: TVM's passes and LLVM run
+without Python's lock.  An object holds several kernels, because each of LLVM's modules takes 16 ms
+of itself, as long as a small kernel; what is kept under a kernel's digest is which object has it.
 
 Neither a kernel's name in its program nor those of its variables are in its digest, and its symbol
 is made of that: a training step, an evaluation and a step for another batch share what is equal.
@@ -10,12 +11,15 @@ is made of that: a training step, an evaluation and a step for another batch sha
 
 from __future__ import annotations
 
+import heapq
+import json
 import keyword
+import math
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,41 +37,47 @@ from .disk_cache import DiskCache, key_of
 from .versions import compilers
 
 DEBUG = "RELAY_WGRAD_DEBUG"  # 1 and more: each kernel is told of on standard error
-LOWERING = "3"  # of `lowering`, to be raised with it
+LOWERING = "4"  # of `lowering`, to be raised with it
 ENTRY = "tirx.is_entry_func"
 # A word that may be a variable's name: no attribute, no argument's name, nothing that is called.
 _WORD = re.compile(r'"(?:\\.|[^"\\])*"|(?<![\w.])[A-Za-z_]\w*(?![\w.(=])')
+EACH, MOST = 4, 12  # objects for each core at least; kernels in one, more or less, at most
 Told = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True)
 class Object:
-    """An object file with one kernel, or with those that call each other.
+    """An object file of kernels.
 
-    symbols : what the kernels are called in it, by their names in the program; equal ones have one.
-    key : of what it was made of.  seconds : it took; 0.0 where it was kept.
+    symbols : what the kernels of the program are called in it, by their names there; equal ones
+        have one.  There may be kernels of other programs in it.
+    key : of what it was made of.  seconds : each symbol took; 0.0 where it was kept.
     """
 
     symbols: Mapping[str, str]
     key: str
     content: bytes
-    seconds: float
+    seconds: Mapping[str, float]
 
-    def described(self) -> str:
-        """A line of its kernels, and whether they were compiled or kept."""
-        how = f"compiled in {self.seconds:.2f} s" if self.seconds else "from the cache"
-        return f"{', '.join(self.symbols)}: {how}"
+    def described(self) -> Iterator[str]:
+        """A line of each of its kernels, and whether it was compiled or kept."""
+        for symbol in dict.fromkeys(self.symbols.values()):
+            names = [name for name, own in self.symbols.items() if own == symbol]
+            seconds = self.seconds[symbol]
+            how = f"compiled in {seconds:.2f} s" if seconds else "from the cache"
+            yield f"{', '.join(names)}: {how}"
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """What becomes an object: its functions by their symbols, and whether they look at their
-    arguments."""
+    """What becomes a part of an object: its functions by their symbols, whether they look at their
+    arguments, and how long their text is.  Those that call each other are one."""
 
     symbols: Mapping[str, str]
     key: str
     functions: Mapping[GlobalVar, tirx.PrimFunc]
     checks: bool
+    length: int
 
 
 def objects(
@@ -77,10 +87,10 @@ def objects(
     told: Told,
     unchecked: Collection[str] = (),
 ) -> list[Object]:
-    """The kernels' objects, in an order that is the same for the same kernels.
+    """The kernels' objects, in an order that is the same for the same kernels and cache.
 
-    told : is given how many there are, of how many, and how many of these were kept, whenever there
-        is one more.
+    told : is given how many kernels there are, of how many, and how many of these were kept,
+        whenever there are more.
     unchecked : names of kernels whose arguments are known to be what they should be.
     Raises what TVM raises for a kernel that it cannot compile.
     """
@@ -94,40 +104,116 @@ def objects(
         functions = {var: kernels[var] for var in group}
         if len(group) > 1:  # they call each other by their names
             texts = [text for f in functions.values() for text in text_of(f)]
-            return _Unit({n: n for n in names}, key_of([*facts, *texts]), functions, checks=True)
+            key = key_of([*facts, *texts])
+            return _Unit({n: n for n in names}, key, functions, True, sum(map(len, texts)))
         (function,) = functions.values()
-        key = key_of([*facts, str(checks), *_nameless(function)])
+        text, number = _nameless(function)
+        key = key_of([*facts, str(checks), text, number])
         symbol = f"kernel_{key[:32]}"
         functions = {GlobalVar(symbol): function.with_attr(SYMBOL, symbol)}
-        return _Unit({names[0]: symbol}, key, functions, checks)
+        return _Unit({names[0]: symbol}, key, functions, checks, len(text))
 
-    def made(unit: _Unit) -> Object:
-        content, seconds = kept.get(unit.key), 0.0
-        if content is None:
-            # A thread has its own pass context, and none of the instruments of its caller's.
-            own = tvm.transform.PassContext(opt_level=now.opt_level, config=dict(now.config))
-            with own, target:
-                start = time.thread_time()
-                module = tvm.IRModule(dict(unit.functions))
-                content = content_of(compiled_library(module, target, unit.checks))
-                seconds = time.thread_time() - start
-            kept.put(unit.key, content)
-        return Object(unit.symbols, unit.key, content, seconds)
+    def made(units: Sequence[_Unit]) -> Object:
+        # A thread has its own pass context, and none of the instruments of its caller's.
+        own = tvm.transform.PassContext(opt_level=now.opt_level, config=dict(now.config))
+        with own, target:
+            content, seconds = _compiled(units, target)
+        symbols = {name: symbol for unit in units for name, symbol in unit.symbols.items()}
+        key = key_of(["object", *sorted(unit.key for unit in units)])
+        put_object(kept, key, list(seconds), content)
+        for unit in units:
+            kept.put(unit.key, key.encode())
+        return Object(symbols, key, content, seconds)
 
-    with ThreadPoolExecutor(max(1, min(len(groups), len(usable_cores())))) as pool:
-        kept_ones = 0
+    cores = len(usable_cores())
+    with ThreadPoolExecutor(max(1, min(len(groups), cores))) as pool:
         try:
             units = _distinct(pool.map(unit_of, groups))
-            waiting = [pool.submit(made, unit) for unit in units]
-            for done, one_more in enumerate(as_completed(waiting), 1):
-                kept_ones += one_more.result().seconds == 0
-                if debugs:
-                    print(one_more.result().described(), file=sys.stderr)
-                told(done, len(units), kept_ones)
-            return [each.result() for each in waiting]
+            found, rest = _kept(units, kept)
+            waiting = [pool.submit(made, some) for some in _shared(rest, cores)]
+            done = known = len(units) - len(rest)
+            if known:
+                told(done, len(units), known)
+            for one_more in as_completed(waiting):
+                done += len(one_more.result().seconds)
+                told(done, len(units), known)
+            found += [each.result() for each in waiting]
         except BaseException:  # Ctrl-C too: what has not begun is not begun
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    if debugs:
+        print(*(line for each in found for line in each.described()), sep="\n", file=sys.stderr)
+    return found
+
+
+def put_object(kept: DiskCache, key: str, symbols: Sequence[str], content: bytes) -> None:
+    """Keeps an object file of these."""
+    kept.put(key, json.dumps(symbols).encode() + b"\n" + content)
+
+
+def get_object(kept: DiskCache, key: str) -> tuple[list[str], bytes] | None:
+    """The symbols and the object file that `put_object` kept."""
+    found = kept.get(key)
+    if found is None:
+        return None
+    symbols, _, content = found.partition(b"\n")
+    return json.loads(symbols), content
+
+
+def _kept(units: Sequence[_Unit], kept: DiskCache) -> tuple[list[Object], list[_Unit]]:
+    """Objects that were kept, of which no two have a kernel in common, and what is in none."""
+    keys = {unit.key: (kept.get(unit.key) or b"").decode() for unit in units}
+    stored = {key: get_object(kept, key) for key in dict.fromkeys(keys.values()) if key}
+    defined: dict[str, str] = {}  # an object by its symbols
+    for unit in units:
+        known = stored.get(keys[unit.key])
+        wanted = set(unit.symbols.values())
+        if known and wanted <= set(known[0]) and not defined.keys() & set(known[0]):
+            defined |= dict.fromkeys(known[0], keys[unit.key])
+    found: dict[str, dict[str, str]] = {}
+    rest = []
+    for unit in units:
+        if set(unit.symbols.values()) <= defined.keys():
+            (symbol, *_) = unit.symbols.values()
+            found[defined[symbol]] = {**found.get(defined[symbol], {}), **unit.symbols}
+        else:
+            rest.append(unit)
+    return [
+        Object(symbols, key, contents[1], dict.fromkeys(symbols.values(), 0.0))
+        for key, symbols in found.items() if (contents := stored[key])
+    ], rest  # fmt: skip
+
+
+def _shared(units: Sequence[_Unit], cores: int) -> list[list[_Unit]]:
+    """Parts of about equal length, the longest first; enough of them that no core waits long."""
+    alone = [[unit] for unit in units if len(unit.functions) > 1]
+    rest = sorted((u for u in units if len(u.functions) == 1), key=lambda u: (-u.length, u.key))
+    count = min(len(rest), max(EACH * cores, math.ceil(len(rest) / MOST)))
+    parts: list[list[_Unit]] = [[] for _ in range(count)]
+    lengths = [(0, i) for i in range(count)]
+    for unit in rest:
+        length, i = heapq.heappop(lengths)
+        parts[i].append(unit)
+        heapq.heappush(lengths, (length + unit.length, i))
+    return alone + parts
+
+
+def _compiled(units: Sequence[_Unit], target: Target) -> tuple[bytes, dict[str, float]]:
+    """An object file of units, and how much of a processor's time each symbol took: of what LLVM
+    takes for all, a share by the length of its text."""
+    functions: dict[GlobalVar, tirx.PrimFunc] = {}
+    seconds: dict[str, float] = {}
+    for unit in units:
+        start = time.thread_time()
+        functions |= lowered(tvm.IRModule(dict(unit.functions)), target, unit.checks)
+        seconds |= dict.fromkeys(unit.symbols.values(), time.thread_time() - start)
+    start = time.thread_time()
+    content = content_of(library_of(functions, target))
+    each = (time.thread_time() - start) / sum(unit.length for unit in units)
+    for unit in units:
+        for symbol in dict.fromkeys(unit.symbols.values()):
+            seconds[symbol] += each * unit.length
+    return content, seconds
 
 
 def symbols_of(made: Iterable[Object]) -> dict[str, str]:
@@ -172,18 +258,29 @@ def settings(target: Target) -> tuple[str, str, str]:
     return str(target), str(now.opt_level), repr(sorted(map(str, now.config.items())))
 
 
-def compiled_library(module: tvm.IRModule, target: Target, checks: bool = True) -> Any:
-    """LLVM's module of a module of kernels.
+def compiled_library(module: tvm.IRModule, target: Target) -> Any:
+    """LLVM's module of a module of kernels."""
+    return library_of(lowered(module, target), target)
 
-    checks : whether they look at each argument's type, shape and strides.  A third of what LLVM has
-        to compile of a step's kernels is that, and what they say where it is wrong.
+
+def lowered(
+    module: tvm.IRModule, target: Target, checks: bool = True
+) -> dict[GlobalVar, tirx.PrimFunc]:
+    """A module's kernels as LLVM's code generator takes them.
+
+    checks : whether they look at each argument's type, shape and strides.  That, and what they say
+        where it is wrong, is three quarters of a small one's machine code.
     """
-    lowered = lowering(target)(tirx.transform.BindTarget(target.with_host(target))(module))
+    made = lowering(target)(tirx.transform.BindTarget(target.with_host(target))(module))
     if not checks and not any(map(_asserts, module.functions.values())):
-        lowered = tirx.transform.SkipAssert()(lowered)
+        made = tirx.transform.SkipAssert()(made)
     # A module's only function would be its entry, under one name for all.
-    alone = {var: func.without_attr(ENTRY) for var, func in lowered.functions_items()}
-    return tvm.get_global_func("target.build.llvm")(tvm.IRModule(alone), target)
+    return {var: func.without_attr(ENTRY) for var, func in made.functions_items()}
+
+
+def library_of(functions: Mapping[GlobalVar, tirx.PrimFunc], target: Target) -> Any:
+    """LLVM's module of lowered kernels."""
+    return tvm.get_global_func("target.build.llvm")(tvm.IRModule(dict(functions)), target)
 
 
 def _asserts(function: tirx.PrimFunc) -> bool:

@@ -23,7 +23,7 @@ from tvm.target import Target
 from tvm_ffi.structural import structural_walk
 
 from .disk_cache import DiskCache, key_of
-from .objects import Object, settings, text_of
+from .objects import Object, get_object, settings, text_of
 from .program import Program, loads
 from .versions import compilers, sources
 
@@ -67,8 +67,8 @@ def get(kept: DiskCache, key: str) -> tuple[Program, dict[str, Any]] | None:
         return None
     line, _, code = content.partition(b"\n")
     told = json.loads(line)
-    parts = [kept.get(name) for name in told["kernels"]]
-    known = [part for part in parts if part is not None]
+    parts = [get_object(kept, name) for name in told["objects"]]
+    known = [part[1] for part in parts if part is not None]
     return (Program([code, *known]), told["facts"]) if len(known) == len(parts) else None
 
 
@@ -76,5 +76,5 @@ def put(
     kept: DiskCache, key: str, code: bytes, made: Sequence[Object], facts: Mapping[str, Any]
 ) -> None:
     """Keeps a program whose objects have been kept."""
-    told = {"kernels": [each.key for each in made], "facts": facts}
+    told = {"objects": [each.key for each in made], "facts": facts}
     kept.put(key, json.dumps(told).encode() + b"\n" + code)

@@ -127,7 +127,9 @@ def compile_module(
     seconds = {"legalize": legalized - start, "build": time.perf_counter() - legalized}
     return Compiled(
         vm, executable, convolutions, seconds, planned, symbols=symbols,
-        compile_seconds={name: each.seconds for each in made for name in each.symbols},
+        compile_seconds={
+            name: each.seconds[symbol] for each in made for name, symbol in each.symbols.items()
+        },
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setenv("RELAY_WGRAD_CACHE", str(tmp_path))
     found: list[str] = []
 
-    def counted(module: tvm.IRModule, *rest: Any, inner: Any = objects.compiled_library) -> Any:
+    def counted(module: tvm.IRModule, *rest: Any, inner: Any = objects.lowered) -> Any:
         found.extend(str(var.name_hint) for var, _ in module.functions_items())
         return inner(module, *rest)
 
-    monkeypatch.setattr(objects, "compiled_library", counted)
+    monkeypatch.setattr(objects, "lowered", counted)
     return found
 
 
@@ -121,3 +122,25 @@ def test_each_kernel_is_told_of(
     for how in (r"compiled in \d+\.\d\d s", "from the cache"):
         compiled_functions(module, FAST, kept(tmp_path))
         assert re.fullmatch(f"a, b: {how}\n", capsys.readouterr().err)
+
+
+def test_objects_that_have_a_kernel_in_common(
+    compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two processes leave them that compile at once: one is taken, and the rest made anew."""
+    monkeypatch.setattr(objects, "EACH", 0)  # so that kernels share an object
+    factors = {"a": 2.0, "b": 3.0, "c": 4.0}
+    all_of_them = {name: scaled(name, "x", factor) for name, factor in factors.items()}
+    both = [tmp_path / "one", tmp_path / "other"]
+    for folder, names in zip(both, ("ab", "bc"), strict=True):
+        compiled_functions(tvm.IRModule({n: all_of_them[n] for n in names}), FAST, kept(folder))
+    for path in (both[0] / "built").iterdir():
+        shutil.copy(path, both[1] / "built")
+    compiled.clear()
+    functions = compiled_functions(tvm.IRModule(all_of_them), FAST, kept(both[1]))
+    assert len(compiled) == 1
+    x = tvm.runtime.tensor(np.arange(4, dtype="float32"))
+    for name, factor in factors.items():
+        y = tvm.runtime.tensor(np.full(4, np.nan, "float32"))
+        functions[name](x, y)
+        np.testing.assert_array_equal(y.numpy(), factor * x.numpy())
