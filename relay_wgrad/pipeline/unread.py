@@ -10,7 +10,6 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm_ffi import structural_walk
 
 from ..graph.rebuild import rebuilt, with_type
 from ..ir import op_name
@@ -53,8 +52,7 @@ def _unread(func: tirx.PrimFunc, place: int) -> list[int]:
 
     One whose sizes are variables stays: it tells the kernel what they are.
     """
-    seen: set[Any] = set()
-    structural_walk(func.body, (tirx.Var, seen.add))
+    seen = set(tirx.analysis.undefined_vars(func.body))
     params = list(func.params)[:place]
     return [
         i for i, param in enumerate(params)
