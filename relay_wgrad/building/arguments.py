@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import tvm
@@ -17,8 +18,8 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst, GlobalVar
 from tvm_ffi.structural import structural_walk
 
-from ..graph.rebuild import like, with_blocks, with_functions, with_type
-from ..graph.walk import bindings_of, functions_in
+from ..graph.rebuild import rebuilt, with_functions, with_type
+from ..graph.walk import Block, bindings_of, functions_in
 from ..ir import op_name
 from ..keys import SYMBOL
 
@@ -30,6 +31,8 @@ _TENSOR, _MOVED, _VIEW = (
 _TYPE, _TUPLE, _SIZES = (
     "vm.builtin.check_tensor_info", "vm.builtin.check_tuple_info", "vm.builtin.match_shape",
 )  # fmt: skip
+_TABLE = "vm.builtin.alloc_shape_heap"  # of sizes, for that
+_KILL = "relax.vm.kill_object"
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def with_looks(module: tvm.IRModule) -> tuple[tvm.IRModule, set[str]]:
     others: set[str] = set()
     given: dict[GlobalVar, list[tuple[str, Any]]] = {}  # kernels and the parameters that they get
     for caller, function in functions_in(module):
-        known, given[caller] = _compared(function), []
+        known, given[caller] = _compared(_prologue(function)), []
         for binding in bindings_of(function):
             value = binding.value
             if (tensor := _tensor(binding, known)) is not None:
@@ -78,39 +81,35 @@ def with_looks(module: tvm.IRModule) -> tuple[tvm.IRModule, set[str]]:
     return _looking(module, looks), {str(var.name_hint) for var in kernels} - others
 
 
-def _compared(function: relax.Function) -> dict[Any, _Known]:
-    """A function's parameters of known sizes that it compares with these, by their names in it; an
-    item of a tuple has a name wherever it is taken out."""
-    first: dict[Any, Any] = {}
+def _compared(prologue: Sequence[relax.Binding]) -> dict[Any, _Known]:
+    """A function's parameters of known sizes that it compares with these: by their names, and an
+    item of a tuple by that and its place, since it has a name wherever it is taken out."""
+    items: dict[Any, Any] = {}
     found: dict[Any, _Known] = {}
-    for binding in bindings_of(function, branches=False)[: _prologue(function)]:
+    for binding in prologue:
         value = binding.value
         if isinstance(value, relax.TupleGetItem):
-            first[value.tuple_value, value.index] = binding.var
+            items[binding.var] = value.tuple_value, int(value.index)
         elif _is_packed(value, _SIZES) or _is_packed(value, _TYPE):
             tensor = value.args[0]
             sizes = _sizes(tensor.ty)
             if sizes is not None and (_is_packed(value, _SIZES) or not sizes):
                 found[tensor] = _Known(tensor)
-    for binding in bindings_of(function):
-        value = binding.value
-        if isinstance(value, relax.TupleGetItem):
-            item = first.get((value.tuple_value, value.index))
-            if item in found:
-                found[binding.var] = found[item]
+                if tensor in items:
+                    found[items[tensor]] = found[tensor]
     return found
 
 
-def _prologue(function: relax.Function) -> int:
-    """How many of its bindings come before its own code."""
-    bindings = bindings_of(function, branches=False)
-    return next((i for i, each in enumerate(bindings) if not _compares(each.value)), len(bindings))
+def _prologue(function: relax.Function) -> list[relax.Binding]:
+    """Its bindings before its own code."""
+    return list(takewhile(lambda each: _compares(each.value), bindings_of(function)))
 
 
 def _compares(value: Any) -> bool:
     """Whether it takes a parameter apart, compares it, or makes the table of sizes for that."""
     if op_name(value) == "relax.call_builtin_with_ctx":
-        return str(getattr(value.args[0], "global_symbol", "")) == "vm.builtin.alloc_shape_heap"
+        made = value.args[0]
+        return isinstance(made, relax.ExternFunc) and str(made.global_symbol) == _TABLE
     compares = any(_is_packed(value, name) for name in (_TYPE, _TUPLE, _SIZES))
     parts = isinstance(value, relax.TupleGetItem) or op_name(value) == "relax.null_value"
     return compares or parts
@@ -119,8 +118,10 @@ def _compares(value: Any) -> bool:
 def _tensor(binding: Any, known: Mapping[Any, _Known]) -> _Known | None:
     """The tensor that a binding makes or names, where it is known."""
     value, static = binding.value, _sizes(binding.var.ty) is not None
-    if isinstance(value, (relax.Var, relax.TupleGetItem)):
-        return known.get(value if isinstance(value, relax.Var) else binding.var)
+    if isinstance(value, relax.Var):
+        return known.get(value)
+    if isinstance(value, relax.TupleGetItem):
+        return known.get((value.tuple_value, int(value.index)))
     if op_name(value) == _TENSOR and static and isinstance(value.args[1], tirx.IntImm):
         return _Known(moved=int(value.args[1]) == 0)
     if (_is_packed(value, _MOVED) or _is_packed(value, _VIEW)) and value.args[0] in known:
@@ -169,6 +170,8 @@ def _is(buffer: Any, ty: Any, sizes: Sequence[int]) -> bool:
 
 
 def _functions_named(value: Any) -> list[str]:
+    if op_name(value) == _KILL or _compares(value):  # most of what is left, with variables alone
+        return []
     found: list[GlobalVar] = []
     structural_walk(value, (GlobalVar, found.append))
     return [str(var.name_hint) for var in found]
@@ -202,14 +205,14 @@ def _unused(name: str, taken: Iterable[str]) -> str:
 
 def _with_calls(function: relax.Function, calls: Sequence[relax.Binding]) -> relax.Function:
     """The function that does these when it has compared its parameters."""
-    before, blocks = _prologue(function), list(function.body.blocks)
-    for i, block in enumerate(blocks):
-        if before < len(block.bindings) or block is blocks[-1]:
-            bindings = list(block.bindings)
-            blocks[i] = like(block, [*bindings[:before], *calls, *bindings[before:]])
-            return with_blocks(function, blocks)
-        before -= len(block.bindings)
-    return function
+    last = _prologue(function)[-1].var
+
+    def rewrite(block: Block) -> list[relax.Binding] | None:
+        bindings = list(block.bindings)
+        after = next((i for i, each in enumerate(bindings, 1) if each.var.same_as(last)), None)
+        return None if after is None else [*bindings[:after], *calls, *bindings[after:]]
+
+    return rebuilt(function, rewrite)
 
 
 def _look(kind: _Kind) -> tirx.PrimFunc:

@@ -14,10 +14,11 @@ from typing import Any
 
 import tvm
 from tvm import relax, s_tir, tirx
+from tvm_ffi import structural_walk
 
 from ..graph.rebuild import rebuilt, with_type
-from ..graph.walk import functions_in
-from ..ir import expressions, op_name
+from ..graph.walk import bindings_of, bodies_of, functions_in, result_of
+from ..ir import op_name
 from ..keys import SYMBOL
 from ..layout_rules.in_layout import attrs_with
 
@@ -60,18 +61,18 @@ def places_of_results(mod: tvm.IRModule, *, in_place: bool = False) -> dict[Any,
     found: dict[Any, int] = {}
     others: set[Any] = set()
     for _, func in functions_in(mod):
-        for part in expressions(func):
-            if not isinstance(part, relax.Call):
-                continue
-            args = part.args
-            if op_name(part) in calls:
-                kind = part.ty_args[0]
+        for binding in bindings_of(func):
+            value = binding.value
+            if op_name(value) in calls:
+                args, kind = value.args, value.ty_args[0]
                 results = len(kind.fields) if isinstance(kind, relax.TupleType) else 1
                 place = len(args[1].fields) + results
                 if found.setdefault(args[0], place) != place:
                     others.add(args[0])
-                args = args[1:]
-            others.update(arg for arg in (part.op, *args) if isinstance(arg, tvm.ir.GlobalVar))
+            elif not isinstance(value, relax.If):  # whose branches' bindings are among these
+                structural_walk(value, (tvm.ir.GlobalVar, others.add))
+        for body in bodies_of(func):
+            structural_walk(result_of(body), (tvm.ir.GlobalVar, others.add))
     return {
         var: place for var, place in found.items()
         if var not in others and isinstance(mod[var], tirx.PrimFunc)
