@@ -20,7 +20,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.ir import GlobalVar
 from tvm.target import Target
-from tvm_ffi.structural import structural_hash, structural_walk
+from tvm_ffi.structural import structural_equal, structural_hash, structural_walk
 
 from ..cores import usable_cores
 from ..keys import SYMBOL
@@ -41,6 +41,7 @@ LOWERING = "5"  # of `lowering`, to be raised with it
 ENTRY = "tirx.is_entry_func"
 # A word that may be a variable's name: no attribute, no argument's name, nothing that is called.
 _WORD = re.compile(r'"(?:\\.|[^"\\])*"|(?<![\w.])[A-Za-z_]\w*(?![\w.(=])')
+_PART = 4  # kernels of one object that is made ahead
 EACH, MOST = 4, 12  # objects for each core at least; kernels in one, more or less, at most
 Told = Callable[[int, int, int], None]
 
@@ -86,53 +87,38 @@ def objects(
     kept: DiskCache,
     told: Told,
     unchecked: Collection[str] = (),
+    ahead: Ahead | None = None,
 ) -> list[Object]:
     """The kernels' objects, in an order that is the same for the same kernels and cache.
 
     told : is given how many kernels there are, of how many, and how many of these were kept,
         whenever there are more.
     unchecked : names of kernels whose arguments are known to be what they should be.
+    ahead : what was begun before; what of it has not begun is not.
     Raises what TVM raises for a kernel that it cannot compile.
     """
     groups, debugs = _groups(kernels), re.match(r"[1-9]", os.environ.get(DEBUG, "")) is not None
-    now = tvm.transform.PassContext.current()
-    facts = ("kernel", LOWERING, *settings(target), *compilers())
+    work, cores = _Work(target, kept), len(usable_cores())
 
     def unit_of(group: Sequence[GlobalVar]) -> _Unit:
-        names = [str(var.name_hint) for var in group]
-        checks = not set(names) <= set(unchecked)
-        functions = {var: kernels[var] for var in group}
-        if len(group) > 1:  # they call each other by their names
-            texts = [text for f in functions.values() for text in text_of(f)]
-            key = key_of([*facts, *texts])
-            return _Unit({n: n for n in names}, key, functions, True, sum(map(len, texts)))
-        (function,) = functions.values()
-        text, number = _nameless(function)
-        key = key_of([*facts, str(checks), text, number])
-        symbol = f"kernel_{key[:32]}"
-        functions = {GlobalVar(symbol): function.with_attr(SYMBOL, symbol)}
-        return _Unit({names[0]: symbol}, key, functions, checks, len(text))
+        if len(group) > 1:
+            return work.together({var: kernels[var] for var in group})
+        (var,) = group
+        name, function = str(var.name_hint), kernels[var]
+        checks = name not in unchecked
+        same = ahead.unit_of(function) if ahead and not checks else None
+        if same is None:
+            return work.alone(name, function, checks)
+        return replace(same, symbols=dict.fromkeys([name], *same.symbols.values()))
 
-    def made(units: Sequence[_Unit]) -> Object:
-        # A thread has its own pass context, and none of the instruments of its caller's.
-        own = tvm.transform.PassContext(opt_level=now.opt_level, config=dict(now.config))
-        with own, target:
-            content, seconds = _compiled(units, target)
-        symbols = {name: symbol for unit in units for name, symbol in unit.symbols.items()}
-        key = key_of(["object", *sorted(unit.key for unit in units)])
-        put_object(kept, key, list(seconds), content)
-        for unit in units:
-            kept.put(unit.key, key.encode())
-        return Object(symbols, key, content, seconds)
-
-    cores = len(usable_cores())
     with ThreadPoolExecutor(max(1, min(len(groups), cores))) as pool:
         try:
             units = _distinct(pool.map(unit_of, groups))
-            found, rest = _kept(units, kept)
-            waiting = [pool.submit(made, some) for some in _shared(rest, cores)]
-            done = known = len(units) - len(rest)
-            if known:
+            found, rest = _kept(units, kept, ahead.objects() if ahead else ())
+            waiting = [pool.submit(work.made, some) for some in _shared(rest, cores)]
+            known = sum(not seconds for each in found for seconds in each.seconds.values())
+            done = len(units) - len(rest)
+            if done:
                 told(done, len(units), known)
             for one_more in as_completed(waiting):
                 done += len(one_more.result().seconds)
@@ -144,6 +130,93 @@ def objects(
     if debugs:
         print(*(line for each in found for line in each.described()), sep="\n", file=sys.stderr)
     return found
+
+
+class _Work:
+    """Kernels compiled for a target in the pass context of whoever makes this, in any thread."""
+
+    def __init__(self, target: Target, kept: DiskCache) -> None:
+        self.target, self.kept = target, kept
+        now = tvm.transform.PassContext.current()
+        self._level, self._config = now.opt_level, dict(now.config)
+        self._facts = ("kernel", LOWERING, *settings(target), *compilers())
+
+    def alone(self, name: str, function: tirx.PrimFunc, checks: bool) -> _Unit:
+        """A kernel."""
+        text, number = _nameless(function)
+        key = key_of([*self._facts, str(checks), text, number])
+        symbol = f"kernel_{key[:32]}"
+        functions = {GlobalVar(symbol): function.with_attr(SYMBOL, symbol)}
+        return _Unit({name: symbol}, key, functions, checks, len(text))
+
+    def together(self, functions: Mapping[GlobalVar, tirx.PrimFunc]) -> _Unit:
+        """Kernels that call each other by their names."""
+        names = [str(var.name_hint) for var in functions]
+        texts = [text for function in functions.values() for text in text_of(function)]
+        key, length = key_of([*self._facts, *texts]), sum(map(len, texts))
+        return _Unit({name: name for name in names}, key, functions, True, length)
+
+    def made(self, units: Sequence[_Unit]) -> Object:
+        """An object of these, which is kept."""
+        # A thread has its own pass context, and none of the instruments of its caller's.
+        own = tvm.transform.PassContext(opt_level=self._level, config=self._config)
+        with own, self.target:
+            content, seconds = _compiled(units, self.target)
+        symbols = {name: symbol for unit in units for name, symbol in unit.symbols.items()}
+        key = key_of(["object", *sorted(unit.key for unit in units)])
+        put_object(self.kept, key, list(seconds), content)
+        for unit in units:
+            self.kept.put(unit.key, key.encode())
+        return Object(symbols, key, content, seconds)
+
+
+class Ahead:
+    """Kernels that are as they will be, compiled while passes go over the rest of their program.
+
+    To be left as a context: what has not begun then is not begun.  With one core there is nobody
+    for it.
+    """
+
+    def __init__(
+        self, kernels: Mapping[GlobalVar, tirx.PrimFunc], target: Target, kept: DiskCache
+    ) -> None:
+        """kernels : of which each knows its arguments, and calls no other."""
+        self._work, others = _Work(target, kept), len(usable_cores()) - 1
+        self._pool = ThreadPoolExecutor(max(1, others))
+        self._units: dict[int, tuple[tirx.PrimFunc, _Unit]] = {}
+        items = [(str(var.name_hint), function) for var, function in kernels.items()]
+        parts = [items[i : i + _PART] for i in range(0, len(items), _PART)] if others else []
+        self._parts = [self._pool.submit(self._made, part) for part in parts]
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def unit_of(self, function: tirx.PrimFunc) -> _Unit | None:
+        """That of a kernel which is the same up to names, if it was begun."""
+        named = function.with_attr(SYMBOL, "kernel")
+        same, unit = self._units.get(structural_hash(named), (None, None))
+        return unit if same is not None and structural_equal(same, named) else None
+
+    def wait(self) -> None:
+        """Until all is made, or has failed."""
+        wait(self._parts)
+
+    def objects(self) -> list[Object]:
+        """Those that were begun, when they are there; no more are begun."""
+        begun = [part for part in self._parts if not part.cancel()]
+        return [made for part in begun for made in part.result()]
+
+    def _made(self, part: Sequence[tuple[str, tirx.PrimFunc]]) -> list[Object]:
+        units = []
+        for name, function in part:
+            units.append(self._work.alone(name, function, checks=False))
+            named = function.with_attr(SYMBOL, "kernel")
+            self._units[structural_hash(named)] = named, units[-1]
+        found, rest = _kept(_distinct(units), self._work.kept)
+        return [*found, self._work.made(rest)] if rest else found
 
 
 def put_object(kept: DiskCache, key: str, symbols: Sequence[str], content: bytes) -> None:
@@ -160,10 +233,22 @@ def get_object(kept: DiskCache, key: str) -> tuple[list[str], bytes] | None:
     return json.loads(symbols), content
 
 
-def _kept(units: Sequence[_Unit], kept: DiskCache) -> tuple[list[Object], list[_Unit]]:
-    """Objects that were kept, of which no two have a kernel in common, and what is in none."""
-    keys = {unit.key: (kept.get(unit.key) or b"").decode() for unit in units}
-    stored = {key: get_object(kept, key) for key in dict.fromkeys(keys.values()) if key}
+def _kept(
+    units: Sequence[_Unit], kept: DiskCache, made: Sequence[Object] = ()
+) -> tuple[list[Object], list[_Unit]]:
+    """Objects that were made or kept, no two of which share a kernel, and what is in none."""
+    having = {symbol: each.key for each in made for symbol in each.seconds}
+    seconds = {symbol: time for each in made for symbol, time in each.seconds.items()}
+
+    def object_of(unit: _Unit) -> str:
+        (symbol, *_) = unit.symbols.values()
+        return having.get(symbol) or (kept.get(unit.key) or b"").decode()
+
+    keys = {unit.key: object_of(unit) for unit in units}
+    stored = {each.key: (list(each.seconds), each.content) for each in made}
+    for key in dict.fromkeys(keys.values()):
+        if key and key not in stored and (contents := get_object(kept, key)):
+            stored[key] = contents
     defined: dict[str, str] = {}  # an object by its symbols
     for unit in units:
         known = stored.get(keys[unit.key])
@@ -179,9 +264,9 @@ def _kept(units: Sequence[_Unit], kept: DiskCache) -> tuple[list[Object], list[_
         else:
             rest.append(unit)
     return [
-        Object(symbols, key, contents[1], dict.fromkeys(symbols.values(), 0.0))
-        for key, symbols in found.items() if (contents := stored[key])
-    ], rest  # fmt: skip
+        Object(symbols, key, stored[key][1], {s: seconds.get(s, 0.0) for s in symbols.values()})
+        for key, symbols in found.items()
+    ], rest
 
 
 def _shared(units: Sequence[_Unit], cores: int) -> list[list[_Unit]]:

@@ -20,7 +20,7 @@ from ..keys import SYMBOL
 from ..output import working_folder
 from .arguments import with_looks
 from .disk_cache import DiskCache
-from .objects import Object, Told, compiled_library, content_of, objects, symbols_of
+from .objects import Ahead, Object, Told, compiled_library, content_of, objects, symbols_of
 
 
 class Program(relax.VMExecutable):
@@ -75,10 +75,11 @@ class Program(relax.VMExecutable):
 
 def build(
     module: tvm.IRModule, target: Target, pipeline: Callable[..., tvm.IRModule], kept: DiskCache,
-    told: Told = lambda done, of, kept: None,
+    told: Told = lambda done, of, kept: None, ahead: Ahead | None = None,
 ) -> tuple[relax.VMExecutable, bytes, list[Object]]:  # fmt: skip
     """The module compiled as `tvm.compile(module, target, relax_pipeline=pipeline)` does.
 
+    ahead : of kernels that were begun before.
     Returns the executable, the object with the virtual machine's code, and those of the kernels.
     Without a loader of objects, and for a module with parts that other code generators made, the
     executable is TVM's, and there are no objects.
@@ -91,7 +92,7 @@ def build(
     builder = relax.ExecBuilder()
     module, known = with_looks(module)
     kernels = {v: func for v, func in module.functions_items() if isinstance(func, tirx.PrimFunc)}
-    made = objects(kernels, target, kept, told, known)
+    made = objects(kernels, target, kept, told, known, ahead)
     vm_build._vmcodegen(builder, _with_symbols(module, symbols_of(made)))
     constants = dict(attrs.get("const_name_to_constant", {}))
     linked = vm_build._ffi_api.VMLink(builder, target, _placeholder(str(target)), [], constants)

@@ -9,20 +9,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 from legalize.cpu.machine import machine
 
 from ..building import programs
 from ..building.disk_cache import DiskCache
-from ..building.objects import symbols_of
+from ..building.objects import Ahead, symbols_of
 from ..building.program import build
 from ..building.programs import key_of_program
 from ..facts import Lowered, lowered_convolutions
+from ..keys import SCHEDULED
 from ..pipeline.chains import SUFFIX
 from ..pipeline.cpu import cpu_pipeline
 from ..pipeline.fused_kernels import legalize_ops
+from ..pipeline.storages import lengths_are_known
 from ..registry import is_registered
 from .step import ADJOINT, PlannedMemory
 
@@ -107,12 +109,13 @@ def compile_module(
     progress("compiling")
     with planned_memory() as plan:
         if is_cpu:  # upstream's pipeline leaves on one core what is no convolution
-            executable, code, made = build(
-                mod, target, cpu_pipeline(), kept,
-                lambda *told: progress(
-                    "compiling: kernel {} of {}, {} from the cache".format(*told)
-                ),
-            )  # fmt: skip
+            with Ahead(_finished(mod), target, kept) as ahead:
+                executable, code, made = build(
+                    mod, target, cpu_pipeline(), kept,
+                    lambda *told: progress(
+                        "compiling: kernel {} of {}, {} from the cache".format(*told)
+                    ), ahead,
+                )  # fmt: skip
         else:
             executable, code, made = tvm.compile(mod, target, relax_pipeline="default"), b"", []
     planned = plan.bytes.get(function, 0)
@@ -131,6 +134,15 @@ def compile_module(
             name: each.seconds[symbol] for each in made for name, symbol in each.symbols.items()
         },
     )  # fmt: skip
+
+
+def _finished(mod: tvm.IRModule) -> dict[Any, tirx.PrimFunc]:
+    """Kernels that no pass changes any more, of sizes that are known: convolutions'."""
+    return {
+        var: func for var, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and SCHEDULED in (func.attrs or {})
+        and all(hasattr(p, "shape") and lengths_are_known(p.shape) for p in func.params)
+    }  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -144,3 +144,47 @@ def test_objects_that_have_a_kernel_in_common(
         y = tvm.runtime.tensor(np.full(4, np.nan, "float32"))
         functions[name](x, y)
         np.testing.assert_array_equal(y.numpy(), factor * x.numpy())
+
+
+def var(name: str) -> tvm.ir.GlobalVar:
+    return tvm.ir.GlobalVar(name)
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is somebody to work ahead."""
+    monkeypatch.setattr(objects, "usable_cores", lambda: {0, 1})
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_what_was_begun_ahead_is_taken(compiled: list[str], tmp_path: Path) -> None:
+    """Under another name too; what nobody wants is in the way of nothing."""
+    cache = kept(tmp_path)
+    begun = {var("a"): scaled("a", "x", 2.0), var("lost"): scaled("lost", "x", 5.0)}
+    wanted = {var("b"): scaled("b", "y", 2.0), var("c"): scaled("c", "x", 3.0)}
+    with objects.Ahead(begun, FAST, cache) as ahead:
+        ahead.wait()
+        assert len(compiled) == 2
+        made = objects.objects(wanted, FAST, cache, lambda *_: None, {"b", "c"}, ahead)
+    assert len(compiled) == 3
+    symbols = objects.symbols_of(made)
+    assert set(symbols) == {"b", "c"}
+    assert all(each.seconds[symbol] > 0 for each in made for symbol in each.symbols.values())
+    compiled.clear()
+    with objects.Ahead(begun, FAST, cache) as ahead:
+        again = objects.objects(wanted, FAST, cache, lambda *_: None, {"b", "c"}, ahead)
+    assert compiled == []
+    assert objects.symbols_of(again) == symbols
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_what_fails_ahead_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise tvm.error.InternalError("no kernel")
+
+    monkeypatch.setattr(objects, "lowered", refused)
+    begun = {var("a"): scaled("a", "x", 2.0)}
+    with objects.Ahead(begun, FAST, kept(tmp_path)) as ahead:
+        ahead.wait()
+        with pytest.raises(tvm.error.InternalError, match="no kernel"):
+            objects.objects(begun, FAST, kept(tmp_path), lambda *_: None, {"a"}, ahead)
