@@ -277,6 +277,37 @@ def with_functions(
     return out
 
 
+def with_kernels(
+    mod: tvm.IRModule,
+    made: Mapping[tvm.ir.GlobalVar, Sequence[Any]],
+    rewrite: Callable[[Block, Mapping[tvm.ir.GlobalVar, Sequence[tvm.ir.GlobalVar]]], Any],
+) -> tvm.IRModule:
+    """The module with other kernels in the place of some; itself where there are none.
+
+    One has its old name, several have that and their numbers.
+    rewrite : gives a block's bindings, told the new kernels' variables.
+    """
+    if not made:
+        return mod
+    functions = {var: func for var, func in mod.functions_items() if var not in made}
+    names = {str(var.name_hint) for var in mod.get_global_vars()}
+    new: dict[tvm.ir.GlobalVar, list[tvm.ir.GlobalVar]] = {var: [] for var in made}
+    for var, kernels in made.items():
+        for i, kernel in enumerate(kernels):
+            name = str(var.name_hint)
+            if len(kernels) > 1:
+                name = f"{name}_{i}"
+                while name in names:
+                    name += "_"
+                names.add(name)
+            new[var].append(with_type(tvm.ir.GlobalVar(name), kernel.ty))
+            functions[new[var][-1]] = kernel
+    for var, func in functions.items():
+        if isinstance(func, relax.Function):
+            functions[var] = rebuilt(func, lambda block: rewrite(block, new))
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
 def rewritten(mod: tvm.IRModule, rewriter: relax.PyExprMutator) -> tvm.IRModule:
     """The module of a mutator with each of its Relax functions visited."""
     for var, func in functions_in(mod):

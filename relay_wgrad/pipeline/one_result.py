@@ -7,13 +7,14 @@ had a launch for each part before.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_walk
 
-from ..graph.rebuild import rebuilt, with_type
+from ..graph.rebuild import with_kernels, with_type
 from ..graph.walk import Block, variables_of
 from ..ir import op_name
 from ..keys import SCHEDULED
@@ -26,29 +27,9 @@ class OneResult:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with such kernels and their calls in parts."""
-        functions = dict(mod.functions_items())
-        names = {str(var.name_hint) for var in functions}
-        apart: dict[Any, list[Any]] = {}
-        for var, place in places_of_results(mod).items():
-            made = _apart(mod[var], place)
-            if not made:
-                continue
-            apart[var] = []
-            for i, func in enumerate(made):
-                name = f"{var.name_hint}_{i}"
-                while name in names:
-                    name += "_"
-                names.add(name)
-                new = with_type(tvm.ir.GlobalVar(name), func.ty)
-                apart[var].append(new)
-                functions[new] = func
-            del functions[var]
-        if not apart:
-            return mod
-        for var, func in functions.items():
-            if isinstance(func, relax.Function):
-                functions[var] = rebuilt(func, lambda block: _in_parts(block, apart))
-        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        places = places_of_results(mod)
+        made = {var: parts for var, place in places.items() if (parts := _apart(mod[var], place))}
+        return with_kernels(mod, made, _in_parts)
 
 
 def _apart(func: tirx.PrimFunc, place: int) -> list[tirx.PrimFunc]:
@@ -85,7 +66,7 @@ def _only_target(part: Any) -> Any:
     return targets.pop() if len(targets) == 1 else None
 
 
-def _in_parts(block: Block, apart: dict[Any, list[Any]]) -> list[Any]:
+def _in_parts(block: Block, apart: Mapping[Any, Sequence[Any]]) -> list[Any]:
     """A block's bindings, in which such a kernel's call is a tuple of calls; items are the calls'
     own results, so that none waits for another's."""
     rows: list[Any] = []

@@ -6,12 +6,14 @@ pooling what was pooled.  The kernel does not read it, but as its operand it is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 
-from ..graph.rebuild import rebuilt, with_type
+from ..graph.rebuild import with_kernels, with_type
+from ..graph.walk import Block
 from ..ir import op_name
 from .storages import lengths_are_known
 from .workspaces import places_of_results
@@ -26,25 +28,16 @@ class Unread:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with kernels and their calls changed."""
-        functions = dict(mod.functions_items())
-        changed: dict[Any, tuple[Any, list[int]]] = {}
-        for var, place in places_of_results(mod).items():
-            func = mod[var]
-            unread = _unread(func, place)
-            if not unread:
-                continue
-            params = [p for i, p in enumerate(func.params) if i not in unread]
-            made = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs, func.span)
-            new = with_type(tvm.ir.GlobalVar(var.name_hint), made.ty)
-            changed[var] = new, unread
-            del functions[var]
-            functions[new] = made
-        if not changed:
-            return mod
-        for var, func in functions.items():
-            if isinstance(func, relax.Function):
-                functions[var] = rebuilt(func, lambda block: _without(block, changed))
-        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        places = places_of_results(mod)
+        unread = {var: some for var, at in places.items() if (some := _unread(mod[var], at))}
+        made = {var: [_reading(mod[var], some)] for var, some in unread.items()}
+        return with_kernels(mod, made, lambda block, new: _without(block, new, unread))
+
+
+def _reading(func: tirx.PrimFunc, unread: Sequence[int]) -> tirx.PrimFunc:
+    """A kernel without its parameters of these places."""
+    params = [param for i, param in enumerate(func.params) if i not in unread]
+    return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs, func.span)
 
 
 def _unread(func: tirx.PrimFunc, place: int) -> list[int]:
@@ -60,16 +53,18 @@ def _unread(func: tirx.PrimFunc, place: int) -> list[int]:
     ]  # fmt: skip
 
 
-def _without(block: Any, changed: dict[Any, tuple[Any, list[int]]]) -> list[Any]:
+def _without(
+    block: Block, new: Mapping[Any, Sequence[Any]], unread: Mapping[Any, Sequence[int]]
+) -> list[relax.Binding]:
     """A block's bindings, in which those kernels' calls give what they read."""
     rows = []
     for binding in block.bindings:
         value = binding.value
-        if op_name(value) != "relax.call_tir" or value.args[0] not in changed:
+        if op_name(value) != "relax.call_tir" or value.args[0] not in new:
             rows.append(binding)
             continue
-        kernel, unread = changed[value.args[0]]
-        read = [arg for i, arg in enumerate(value.args[1].fields) if i not in unread]
+        (kernel,), places = new[value.args[0]], unread[value.args[0]]
+        read = [arg for i, arg in enumerate(value.args[1].fields) if i not in places]
         args = [kernel, relax.Tuple(read), *list(value.args)[2:]]
         call = relax.Call(value.op, args, value.attrs, value.ty_args, value.span)
         rows.append(relax.VarBinding(binding.var, with_type(call, value.ty), binding.span))

@@ -9,15 +9,15 @@ buffers become results of the kernel that nobody reads: the caller's plan gives 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_walk
 
-from ..graph.rebuild import rebuilt, with_type
-from ..graph.walk import bindings_of, bodies_of, functions_in, result_of
+from ..graph.rebuild import with_kernels, with_type
+from ..graph.walk import Block, bindings_of, bodies_of, functions_in, result_of
 from ..ir import op_name
 from ..keys import SYMBOL
 from ..layout_rules.in_layout import attrs_with
@@ -35,21 +35,11 @@ class Workspaces:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with kernels and their calls changed."""
-        functions = dict(mod.functions_items())
-        wanted: dict[Any, tuple[Any, list[Any]]] = {}
-        for var, place in places_of_results(mod, in_place=True).items():
-            made, found = with_workspaces(mod[var], place)
-            if found:
-                new = with_type(tvm.ir.GlobalVar(var.name_hint), made.ty)
-                wanted[var] = new, [_type(buffer) for buffer in found]
-                del functions[var]
-                functions[new] = made
-        if not wanted:
-            return mod
-        for var, func in functions.items():
-            if isinstance(func, relax.Function):
-                functions[var] = rebuilt(func, lambda block: _with_workspaces(block, wanted))
-        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        places = places_of_results(mod, in_place=True)
+        found = {var: with_workspaces(mod[var], place) for var, place in places.items()}
+        made = {var: [kernel] for var, (kernel, some) in found.items() if some}
+        more = {var: [_type(buffer) for buffer in some] for var, (_, some) in found.items()}
+        return with_kernels(mod, made, lambda block, new: _with_workspaces(block, new, more))
 
 
 def places_of_results(mod: tvm.IRModule, *, in_place: bool = False) -> dict[Any, int]:
@@ -80,15 +70,17 @@ def places_of_results(mod: tvm.IRModule, *, in_place: bool = False) -> dict[Any,
     }  # fmt: skip
 
 
-def _with_workspaces(block: Any, wanted: Mapping[Any, tuple[Any, list[Any]]]) -> list[Any]:
+def _with_workspaces(
+    block: Block, new: Mapping[Any, Sequence[Any]], wanted: Mapping[Any, list[Any]]
+) -> list[Any]:
     """A block's bindings, in which those kernels' calls give what the kernels want."""
     rows = []
     for binding in block.bindings:
         value = binding.value
-        if op_name(value) not in _CALLS or value.args[0] not in wanted:
+        if op_name(value) not in _CALLS or value.args[0] not in new:
             rows.append(binding)
             continue
-        kind, (kernel, more) = value.ty_args[0], wanted[value.args[0]]
+        kind, (kernel,), more = value.ty_args[0], new[value.args[0]], wanted[value.args[0]]
         is_tuple = isinstance(kind, relax.TupleType)
         results = list(kind.fields) if is_tuple else [kind]
         whole, attrs = relax.TupleType([*results, *more]), value.attrs
