@@ -51,11 +51,12 @@ class Object:
     """An object file of kernels.
 
     symbols : what the kernels of the program are called in it, by their names there; equal ones
-        have one.  There may be kernels of other programs in it.
+        have one.  defined : all that it has, of other programs too.
     key : of what it was made of.  seconds : each symbol took; 0.0 where it was kept.
     """
 
     symbols: Mapping[str, str]
+    defined: Sequence[str]
     key: str
     content: bytes
     seconds: Mapping[str, float]
@@ -120,16 +121,24 @@ def objects(
             done = len(units) - len(rest)
             if done:
                 told(done, len(units), known)
+            if debugs:
+                _print(found)
             for one_more in as_completed(waiting):
                 done += len(one_more.result().seconds)
                 told(done, len(units), known)
+                if debugs:
+                    _print([one_more.result()])
             found += [each.result() for each in waiting]
         except BaseException:  # Ctrl-C too: what has not begun is not begun
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if debugs:
-        print(*(line for each in found for line in each.described()), sep="\n", file=sys.stderr)
     return found
+
+
+def _print(made: Iterable[Object]) -> None:
+    for each in made:
+        for line in each.described():
+            print(line, file=sys.stderr)
 
 
 class _Work:
@@ -167,7 +176,7 @@ class _Work:
         put_object(self.kept, key, list(seconds), content)
         for unit in units:
             self.kept.put(unit.key, key.encode())
-        return Object(symbols, key, content, seconds)
+        return Object(symbols, list(seconds), key, content, seconds)
 
 
 class Ahead:
@@ -237,7 +246,7 @@ def _kept(
     units: Sequence[_Unit], kept: DiskCache, made: Sequence[Object] = ()
 ) -> tuple[list[Object], list[_Unit]]:
     """Objects that were made or kept, no two of which share a kernel, and what is in none."""
-    having = {symbol: each.key for each in made for symbol in each.seconds}
+    having = {symbol: each.key for each in made for symbol in each.defined}
     seconds = {symbol: time for each in made for symbol, time in each.seconds.items()}
 
     def object_of(unit: _Unit) -> str:
@@ -245,7 +254,9 @@ def _kept(
         return having.get(symbol) or (kept.get(unit.key) or b"").decode()
 
     keys = {unit.key: object_of(unit) for unit in units}
-    stored = {each.key: (list(each.seconds), each.content) for each in made}
+    stored: dict[str, tuple[Sequence[str], bytes]] = {
+        each.key: (each.defined, each.content) for each in made
+    }
     for key in dict.fromkeys(keys.values()):
         if key and key not in stored and (contents := get_object(kept, key)):
             stored[key] = contents
@@ -264,9 +275,12 @@ def _kept(
         else:
             rest.append(unit)
     return [
-        Object(symbols, key, stored[key][1], {s: seconds.get(s, 0.0) for s in symbols.values()})
+        Object(
+            symbols, stored[key][0], key, stored[key][1],
+            {symbol: seconds.get(symbol, 0.0) for symbol in symbols.values()},
+        )
         for key, symbols in found.items()
-    ], rest
+    ], rest  # fmt: skip
 
 
 def _shared(units: Sequence[_Unit], cores: int) -> list[list[_Unit]]:

@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 import relay_wgrad.torch as rt
 from relay_wgrad.building import objects
 from relay_wgrad.building.disk_cache import DiskCache
-from relay_wgrad.building.program import compiled_functions
+from relay_wgrad.building.program import Program, compiled_functions
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.training import Trainer
 from relay_wgrad.training.evaluation import Evaluator
@@ -175,6 +175,26 @@ def test_what_was_begun_ahead_is_taken(compiled: list[str], tmp_path: Path) -> N
         again = objects.objects(wanted, FAST, cache, lambda *_: None, {"b", "c"}, ahead)
     assert compiled == []
     assert objects.symbols_of(again) == symbols
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_what_was_kept_with_others_is_taken_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is begun ahead is a part of an object that was kept, and all want another part of it."""
+    monkeypatch.setattr(objects, "EACH", 0)  # so that kernels share an object
+    cache = kept(tmp_path)
+    both = {var("a"): scaled("a", "x", 2.0), var("b"): scaled("b", "x", 3.0)}
+    first = objects.objects(both, FAST, cache, lambda *_: None, {"a", "b"})
+    wanted = both | {var("c"): scaled("c", "x", 4.0)}
+    with objects.Ahead({var("a"): scaled("a", "x", 2.0)}, FAST, cache) as ahead:
+        ahead.wait()
+        made = objects.objects(wanted, FAST, cache, lambda *_: None, {"a", "b", "c"}, ahead)
+    defined = [symbol for each in made for symbol in each.defined]
+    assert len(first) == 1
+    assert len(defined) == len(set(defined)) == 3
+    functions = Program([each.content for each in made]).mod
+    assert all(functions[symbol] for symbol in objects.symbols_of(made).values())
 
 
 @pytest.mark.usefixtures("two_cores")
