@@ -19,7 +19,8 @@ from ..building.disk_cache import DiskCache
 from ..building.objects import Ahead, symbols_of
 from ..building.program import build
 from ..building.programs import key_of_program
-from ..facts import Lowered, lowered_convolutions
+from ..facts import Lowered, chain_link, lowered_convolutions
+from ..graph.walk import functions_in
 from ..keys import SCHEDULED
 from ..pipeline.chains import SUFFIX
 from ..pipeline.cpu import cpu_pipeline
@@ -104,7 +105,9 @@ def compile_module(
     progress("generating kernels")
     with target:
         mod = legalize_ops()(mod)
-    convolutions = lowered_convolutions(mod, function)
+    convolutions = [
+        found for name in _chain(mod, function) for found in lowered_convolutions(mod, name)
+    ]  # fmt: skip
     legalized = time.perf_counter()
     progress("compiling")
     with planned_memory() as plan:
@@ -143,6 +146,13 @@ def _finished(mod: tvm.IRModule) -> dict[Any, tirx.PrimFunc]:
         if isinstance(func, tirx.PrimFunc) and SCHEDULED in (func.attrs or {})
         and all(hasattr(p, "shape") and lengths_are_known(p.shape) for p in func.params)
     }  # fmt: skip
+
+
+def _chain(mod: tvm.IRModule, function: str) -> list[str]:
+    """The functions of the chain that a function is in, in their order, or it alone."""
+    links = {str(var.name_hint): chain_link(func) for var, func in functions_in(mod)}
+    found = sorted((link.place, name) for name, link in links.items() if link is not None)
+    return [name for _, name in found] if links[function] is not None else [function]
 
 
 @contextlib.contextmanager

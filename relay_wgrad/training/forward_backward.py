@@ -148,10 +148,23 @@ def _reached(graph: TrainingGraph, wrt: Sequence[str]) -> tuple[str, ...]:
 def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
     """The adjoint of a function with a direction in two; `count`: of the graph's outputs."""
     func = relax.transform.CanonicalizeBindings()(module)[ADJOINT]
+    results, gradients = (list(field.fields) for field in func.body.body.fields)
+    parts, sources = _in_two(module, func, results[:count], gradients, [len(func.params) - 1])
+    whole = Piece(BACKWARD, tuple(range(len(sources))), (0,), tuple(range(len(wrt))))
+    return TwoParts(parts, count, sources, wrt, (whole,))
+
+
+def _in_two(
+    module: tvm.IRModule, func: Any, outputs: list[Any], gradients: list[Any], late: Sequence[int]
+) -> tuple[tvm.IRModule, tuple[Source, ...]]:
+    """(the module with the two parts in the place of `func`, what the backward part takes).
+
+    outputs : variables that the forward part is there for.
+    late : the places of parameters that it has not, which the backward part takes behind its
+        sources.
+    """
     graph = Graph(func)
     values = {binding.var: binding.value for binding in graph.bindings}
-    results, gradients = (list(field.fields) for field in func.body.body.fields)
-    outputs = results[:count]
     forward = needed(outputs, graph, frozenset())
     backward = needed(gradients, graph, forward)
     # A part of a tuple is as good as made.
@@ -169,11 +182,13 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
     backward |= made
     kept = [var for var in kept if var not in made]
     later = list(dict.fromkeys(one for var in later for one in (*moved.get(var, ()), var)))
+    params = list(func.params)
+    early = [var for i, var in enumerate(params) if i not in late]
     given = [
-        var for var in func.params[:-1]
+        var for var in early
         if var in gradients or any(user.var in backward for user in graph.users_of(var))
     ]  # fmt: skip
-    sources = [Source("argument", func.params.index(var)) for var in given]
+    sources = [Source("argument", params.index(var)) for var in given]
     saved: list[Any] = []
     for var in kept:
         if var in outputs:
@@ -182,18 +197,47 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
             sources.append(Source("kept", len(saved)))
             saved.append(var)
     order = [var for var in values if var in forward]
-    params = list(func.params)
-    given += kept
     parts = module.clone()
     del parts[ADJOINT]
-    parts[FORWARD] = function_of(
-        FORWARD, params[:-1], params[:-1], order, values, [*outputs, *saved]
-    )
-    parts[BACKWARD] = function_of(
-        BACKWARD, [*given, params[-1]], [*given, params[-1]], later, values, gradients
-    )
-    whole = Piece(BACKWARD, tuple(range(len(sources))), (0,), tuple(range(len(wrt))))
-    return TwoParts(parts, count, tuple(sources), wrt, (whole,))
+    parts[FORWARD] = function_of(FORWARD, early, early, order, values, [*outputs, *saved])
+    taken = [*given, *kept, *(params[i] for i in late)]
+    parts[BACKWARD] = function_of(BACKWARD, taken, taken, later, values, gradients)
+    return parts, tuple(sources)
+
+
+class PartingJoint:
+    """Makes the parts of a module with `main_adjoint` (arguments…, tangents…) to (results…), of
+    someone else's forward and backward pass in one; `parts`: what became of it.
+
+    outputs, gradients : the places of results of the forward and of the backward part.
+    tangents : the places of the parameters that only the backward part takes.
+    """
+
+    def __init__(
+        self, outputs: Sequence[int], gradients: Sequence[int], tangents: Sequence[int]
+    ) -> None:
+        self._outputs, self._gradients, self._tangents = outputs, gradients, tangents
+        self.parts: TwoParts
+
+    def __call__(self, module: tvm.IRModule) -> tvm.IRModule:
+        """The module with the parts in the place of the whole.
+
+        Raises ValueError for a gradient that the backward part would not compute.
+        """
+        func = relax.transform.CanonicalizeBindings()(module)[ADJOINT]
+        results = list(func.body.body.fields)
+        outputs, gradients = (
+            [results[i] for i in places] for places in (self._outputs, self._gradients)
+        )
+        made, sources = _in_two(module, func, outputs, gradients, self._tangents)
+        backward = Graph(made[BACKWARD])
+        params = {*made[BACKWARD].params}
+        if any(backward.resolved(x) in params for x in made[BACKWARD].body.body.fields):
+            raise ValueError("a gradient is what the forward pass keeps")
+        late, every = (tuple(range(len(given))) for given in (self._tangents, gradients))
+        whole = Piece(BACKWARD, tuple(range(len(sources))), late, every)
+        self.parts = _chained(TwoParts(made, len(outputs), sources, (), (whole,)))
+        return self.parts.module
 
 
 def _cut(parts: TwoParts, graph: TrainingGraph, limits: tuple[int, int]) -> TwoParts:
@@ -222,7 +266,8 @@ def _chained(parts: TwoParts) -> TwoParts:
         (0, made[source.kind] + source.index) if source.kind in made else None
         for source in parts.sources
     ]
-    handed: dict[int, tuple[int, int] | None] = {0: None}  # the direction
+    # Of no part: the direction, or tangents.
+    handed: dict[int, tuple[int, int] | None] = dict.fromkeys(parts.pieces[0].takes)
     links = {FORWARD: Link(0, [None] * len(parts.module[FORWARD].params))}
     for place, piece in enumerate(parts.pieces, start=1):
         takes = [*(given[i] for i in piece.given), *(handed[i] for i in piece.takes)]
