@@ -28,6 +28,7 @@ from ..codegen.lowering import Field, Plan, Site, same_type
 
 CAST, RELU = "relax.astype", "relax.nn.relu"
 _MASK = call("relax.where", call("relax.less_equal", "y", 0.0, name="low"), 0.0, "g")
+_SUMS = ("relax.collapse_sum_to", "relax.sum")
 VECTOR = 16  # bytes of a row for which a mask has a byte
 Expr = Any
 
@@ -106,7 +107,7 @@ def _found(plan: Plan, forward: relax.Var) -> _Gate | None:
         dgate = view.sole_use(gradient.var)
         if not _is_of_images(gate, y) or dgate is None or dgate.var in view.results:
             continue
-        if op_name(dgate.value) != "relax.collapse_sum_to" or not _is_of_images(dgate.var, y):
+        if op_name(dgate.value) not in _SUMS or not _is_of_images(dgate.var, y):
             continue
         written = _written(view, product.var, dtype)
         wide_dy = _other(gradient.value, y)

@@ -1,6 +1,8 @@
-"""`relay_wgrad::max_pool2d_backward` and that of volumes: gradients without the maxima's places.
+"""Gradients of poolings, written otherwise than PyTorch does.
 
-Autograd keeps a place of 8 bytes for each maximum, beside the operand, which is needed anyway.
+`relay_wgrad::max_pool2d_backward` and that of volumes need no places of the maxima: autograd keeps
+one of 8 bytes for each, beside the operand, which is needed anyway.  A mean's gradient is divided
+before it is spread over the elements, and not each of them.
 """
 
 from __future__ import annotations
@@ -55,3 +57,27 @@ def without_places(graph: torch.fx.Graph) -> None:
             new.meta = dict(node.meta)
             node.replace_all_uses_with(new)
             graph.erase_node(node)
+
+
+def divided_first(graph: torch.fx.Graph) -> None:
+    """Makes each number's division of a spread tensor one before it is spread, in place."""
+    for node in list(graph.nodes):
+        if node.target is not aten.div.Scalar:
+            continue
+        spread, number = node.args
+        if spread.target is not aten.expand.default or len(spread.users) != 1 or spread.kwargs:
+            continue
+        of, *sizes = spread.args
+        with graph.inserting_before(node), of.meta["val"].fake_mode:
+            part = graph.call_function(node.target, (of, number))
+            part.meta = {**node.meta, "val": node.target(of.meta["val"], number)}
+            new = graph.call_function(spread.target, (part, *sizes))
+            new.meta = {**node.meta, "val": spread.target(part.meta["val"], *_values(sizes))}
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        graph.erase_node(spread)
+
+
+def _values(given: Any) -> Any:
+    """Arguments, with what is said of nodes in their place."""
+    return torch.fx.node.map_arg(given, lambda node: node.meta["val"])

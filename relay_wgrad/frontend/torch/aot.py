@@ -21,7 +21,7 @@ from ..graph import InputSpec
 from ..weights import Array
 from .aot_ops import AOT_OPS
 from .call import Call, array, dtype_name
-from .half_precision import AS_THEY_ARE, WIDE, has_halves, results_of, rounded, widened
+from .half_precision import WIDE, is_summed, results_of, rounded, stays, widened
 from .names import op_of
 from .program import pytorch
 from .reader import Reader, check_dtype
@@ -187,10 +187,12 @@ class _Import(Reader):
 
     def built(self, op: str, call: Call) -> Any:
         """As `Reader.built`; of half precision, in float32 and rounded."""
-        if op in AS_THEY_ARE or not has_halves(call):
+        if stays(op, call):
             return super().built(op, call)
         self.ctx.options.dtype = WIDE
         made = super().built(op, widened(self.ctx, call, self.casts))
+        if is_summed(op, call.node):
+            return made
         return rounded(self.ctx, made, results_of(op, call))
 
     def _arguments(self, channels_last: bool) -> list[bool]:

@@ -16,6 +16,7 @@ from tvm import relax
 from ...dtypes import HALVES
 from ..context import Context
 from .call import Call, Noted, NotedNames, dtype_name
+from .names import op_of
 from .own_ops import OWN
 from .program import pytorch
 
@@ -26,7 +27,8 @@ _PRODUCTS = """
 _MOVES = """
     _unsafe_index.Tensor _unsafe_view.default alias.default cat.default clone.default
     constant_pad_nd.default copy.default detach.default embedding.default expand.default
-    flip.default gather.default index.Tensor index_select.default permute.default
+    flip.default gather.default index.Tensor index_select.default
+    max_pool2d_with_indices.default max_pool3d_with_indices.default permute.default
     pixel_shuffle.default pixel_unshuffle.default relu.default repeat.default roll.default
     select.int select_backward.default slice.Tensor slice_backward.default split.Tensor
     split_with_sizes.default squeeze.default squeeze.dim squeeze.dims stack.default t.default
@@ -48,6 +50,37 @@ _NORMS = (
     "cudnn_batch_norm.default",
 )  # fmt: skip
 _STATISTICS = (1, 2)  # of a batch, among the results of those
+
+
+_SUMS = ("add.Tensor", "sub.Tensor")
+_ADDENDS = ("expand.default", "mul.Tensor")
+_SUMMED = ("add.Tensor", "sum.dim_IntList")
+
+
+def stays(op: str, call: Call) -> bool:
+    """Whether a call's half operands and results stay so within: by its op, or since one sum of two
+    of the result's type and shape is rounded once either way, and what convolutions and
+    normalizations have as their own last step is such a one."""
+    if not has_halves(call):
+        return True
+    if op in AS_THEY_ARE:
+        return not is_summed(op, call.node)
+    given = [*call.values, call.result]
+    if op not in _SUMS or call.kwargs or len(given) != 3 or not all(map(_is_half, given)):
+        return False
+    operands = [getattr(arg, "ty", None) for arg in list.__iter__(call.args)]
+    return (
+        len({value.dtype for value in given}) == 1
+        and len({tuple(value.shape) for value in given}) == 1
+        and all(str(getattr(ty, "dtype", "")) == dtype_name(call.result) for ty in operands)
+    )
+
+
+def is_summed(op: str, node: Any) -> bool:
+    """Whether a product, or what is spread, goes into one sum alone: then it is not rounded before
+    that, as within one kernel."""
+    names = [op_of(user) for user in node.users]
+    return op in _ADDENDS and len(names) == 1 and names[0] in _SUMMED
 
 
 def has_halves(call: Call) -> bool:
