@@ -27,7 +27,7 @@ import relay_wgrad
 import relay_wgrad.torch as rt
 from benchmarks.gpu_sides import empty_call
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
-from relay_wgrad.torch import compiler, programs
+from relay_wgrad.torch import compiler, joint_program, programs
 from tests.support.torch import plain_networks
 
 CALLS = 20
@@ -119,7 +119,7 @@ def whole(what: str, seconds: float) -> Row:
         def put(owner: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(owner, name, value))
 
-        for owner in (programs, compiler):
+        for owner in (programs, compiler, joint_program):
             put(owner, "compiled_at", lambda *given: replace(compiled_at(*given), work=Still))
         if what == "TrainingStep":
             loss: Any = rt.TrainingStep(module, x, loss="cross_entropy")

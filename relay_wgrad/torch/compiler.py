@@ -7,14 +7,9 @@ device), so that batches that change cost a compilation for each size and no gra
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
-import threading
-import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,24 +17,24 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import keys
-from ..ambient import outside
 from ..frontend.gradient_graph import Result
-from ..frontend.torch.retracing import decompositions, inputs_of, lies_last, traced_strides
+from ..frontend.torch.retracing import decompositions, inputs_of, traced_strides
 from ..registry import is_registered, register
+from .by_kind import ByKind, told
+from .by_place import as_views, without_copies
 from .norms import GROUPS, KEPT, whole_norms
-from .on_stream import Turns, replayed
-from .pooling import without_places
-from .programs import Choices, choices, compiled_at, drawn
+from .on_stream import Turns, replayed, unshare
+from .pairs import ATTRIBUTE, Pair, why_apart
+from .pooling import divided_first, without_places
+from .programs import Choices, choices, compiled_at, drawn, one_device
 from .replayed import ALL, Written
 from .reports import CompiledGraph, reported
 from .upsampling import UPSAMPLING
 from .whole import made_whole
 from .writes import keep_what_was_read, without_writes
 
-PROGRAMS = 16
-"""Of one graph, for different sizes; the least recently called one goes."""
-
 ONLY = ("", "convolutions")
+PARTS = ("forward", "backward", "inference")
 MODES = (None, "default", "reduce-overhead")
 """Of `torch.compile`: all repeat calls on CUDA as graphs."""
 
@@ -130,13 +125,12 @@ def _traced(
     from torch._dynamo.backends.common import aot_autograd
 
     forward, backward, inference = (
-        partial(compiled, f"{name}, {part}", Calls(graphs, part, notes=notes))
-        for part in ("forward", "backward", "inference")
+        partial(compiled, f"{name}, {part}", Calls(graphs, part, notes=notes)) for part in PARTS
     )
     return aot_autograd(
         keep_inference_input_mutations=True,  # else PyTorch writes each buffer by itself
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
-        decompositions=_decompositions(), partition_fn=_partition,
+        decompositions=_decompositions(), partition_fn=partial(_partition, name, graphs, notes),
     )(graph, example_inputs)  # fmt: skip
 
 
@@ -150,19 +144,47 @@ def _decompositions() -> dict[Any, Any]:
     return {op: rule for op, rule in decompositions().items() if op not in KEPT}
 
 
-def _partition(joint: Any, inputs: Any, **given: Any) -> Any:
-    """Of the joint graph the two, by the least that is kept between them."""
+def _partition(
+    name: str, graphs: bool, notes: tuple[str, ...], joint: Any, inputs: Any, **given: Any
+) -> Any:
+    """Of the joint graph the two: those of a pair that is compiled as a whole, or else PyTorch's by
+    the least that is kept between them."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch.utils._pytree import arg_tree_leaves
 
     without_places(joint.graph)
+    without_copies(joint.graph)
+    as_views(joint.graph)
+    divided_first(joint.graph)
     if has_norms(inputs_of(joint.graph)):
         whole_norms(joint.graph)
     _without_running_statistics(joint.graph)
     joint.recompile()
+    whole = torch.fx.Graph()
+    whole.output(tuple(arg_tree_leaves(whole.graph_copy(joint.graph, {}))))
+    whole = torch.fx.GraphModule(joint, whole)
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **given)
-    keep_what_was_read(forward.graph, given["num_fwd_outputs"])
+    count = given["num_fwd_outputs"]
+    keep_what_was_read(forward.graph, count)
     forward.recompile()
-    return forward, backward
+    why = why_apart(whole, inputs, forward, backward, count)
+    if why:
+        for part in (forward, backward):
+            part.meta[ATTRIBUTE] = f"the two passes are compiled apart: {why}"
+        return forward, backward
+    reports = [_report(f"{name}, {part}", notes) for part in PARTS[:2]]
+
+    def apart(graph: torch.fx.GraphModule, report: CompiledGraph, is_backward: bool) -> _Graph:
+        return _Graph(graph, report, Calls(graphs, PARTS[is_backward], given=count))
+
+    pair = Pair(whole, forward, backward, count, graphs, (reports[0], reports[1]), apart)
+    return pair.forward_graph, pair.backward_graph
+
+
+def _report(name: str, notes: Sequence[str]) -> CompiledGraph:
+    report = reported(name)
+    report.notes.extend(notes)
+    return report
 
 
 def has_norms(values: Sequence[Any]) -> bool:
@@ -191,36 +213,34 @@ def compiled(
 ) -> Callable[..., Any]:
     from torch._functorch.aot_autograd import make_boxed_func
 
+    pair = graph.meta.get(ATTRIBUTE)
+    if isinstance(pair, Pair):
+        return make_boxed_func(pair.forward if calls.part == "forward" else pair.backward)
     # A forward pass's results are the caller's, and then what its backward pass reads.
     context = torch._guards.TracingContext.try_get()
     if calls.part == "forward" and context is not None and context.fw_metadata is not None:
         calls = calls._replace(given=context.fw_metadata.num_forward)
-    return make_boxed_func(_Graph(graph, name, calls))
+    notes = [*calls.notes, *([] if pair is None else [pair])]
+    return make_boxed_func(_Graph(graph, _report(name, notes), calls))
 
 
-class _Graph:
+class _Graph(ByKind["_Program"]):
     """One graph of AOTAutograd, with a program for each kind of call."""
 
-    def __init__(self, graph: torch.fx.GraphModule, name: str, calls: Calls) -> None:
-        self.graph, self.report, self._calls = graph, reported(name), calls
+    def __init__(self, graph: torch.fx.GraphModule, report: CompiledGraph, calls: Calls) -> None:
         self._said = inputs_of(graph.graph)
-        self._varies = _varies(self._said)
-        self.report.notes.extend(calls.notes)
-        self._programs: OrderedDict[Any, _Program] = OrderedDict()
-        self._lock = threading.Lock()
+        super().__init__(self._said, report)
+        self.graph, self._calls = graph, calls
 
     def __call__(self, *inputs: Any) -> Any:
-        if self.report.reason:
-            return self._by_pytorch(inputs)
-        device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), "cpu")
-        key: Any = (choices(device), device)
-        if self._varies:
-            key += tuple(
-                (x.shape, x.dtype, x.device, lies_last(x)) if isinstance(x, torch.Tensor) else x
-                for x in inputs
-            )
-        program = self._known(key) or self._made(key, inputs)
+        program = self.program(inputs)
         return self._by_pytorch(inputs) if program is None else program(inputs)
+
+    def made(self, inputs: Sequence[Any], chosen: Choices) -> _Program:
+        return _Program(self.graph, inputs, self.report, chosen, self._calls)
+
+    def refused(self, reason: str) -> None:
+        told(self.report, reason)
 
     def _by_pytorch(self, inputs: Sequence[Any]) -> Any:
         """The results op by op; gradients share no memory with what the forward pass has kept."""
@@ -250,35 +270,6 @@ class _Graph:
             made.append(x)
         return made
 
-    def _made(self, key: Any, inputs: Sequence[Any]) -> _Program | None:
-        """A new program, one thread at a time; None where there can be none, which is reported."""
-        with _compiling():
-            program = self._known(key)  # another thread's, meanwhile
-            if program is not None or self.report.reason:
-                return program
-            try:
-                program = _Program(self.graph, inputs, self.report, key[0], self._calls)
-            except Exception as error:  # of any kind: PyTorch can run it all the same
-                kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-                self.report.reason = f"{kind}{error}"
-                told = f"relay_wgrad: PyTorch runs this: {self.report.reason}"
-                warnings.warn(told, stacklevel=3)
-                return None
-            self._keep(key, program)
-            return program
-
-    def _known(self, key: Any) -> _Program | None:
-        with self._lock:
-            if key in self._programs:
-                self._programs.move_to_end(key)
-            return self._programs.get(key)
-
-    def _keep(self, key: Any, program: _Program) -> None:
-        with self._lock:
-            while len(self._programs) >= PROGRAMS:
-                self._programs.popitem(last=False)
-            self._programs[key] = program
-
 
 def storage_of(x: torch.Tensor) -> int:
     """The address of a tensor's memory."""
@@ -301,29 +292,6 @@ def _overlapping(x: Any, said: Any) -> Any:
     return flat.as_strided(sizes, strides)
 
 
-def _varies(values: Sequence[Any]) -> bool:
-    """Whether a graph is for more than one kind of call; of one kind Dynamo's guards make sure."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    sizes = [size for value in tensors for size in (*value.shape, *value.stride())]
-    return len(tensors) < len(values) or not all(isinstance(size, int) for size in sizes)
-
-
-@contextlib.contextmanager
-def _compiling() -> Iterator[None]:
-    """Within, what is done is part of a compilation, as for Dynamo: it compiles nothing meanwhile,
-    and calls of compiled code by other threads, which see that something is traced, go on.  The
-    caller's modes do not count."""
-    from torch._dynamo.convert_frame import compile_lock
-
-    compiler: Any = torch.compiler
-    with compile_lock, outside():
-        before, compiler._is_compiling_flag = compiler._is_compiling_flag, True
-        try:
-            yield
-        finally:
-            compiler._is_compiling_flag = before
-
-
 class _Program:
     """A graph compiled for tensors of some sizes, memory orders and one device."""
 
@@ -335,7 +303,7 @@ class _Program:
         from ..training.capture import refusal
         from ..training.step import ADJOINT, converted
 
-        self.device, self.report = _device(inputs), report
+        self.device, self.report = one_device(inputs), report
         graph, self._writes = without_writes(graph)
         made = from_aot(graph, inputs, name=report.name, channels_last=True)
         if calls.part == "backward":  # gradients are the caller's, what is kept is not
@@ -392,7 +360,7 @@ class _Program:
                 made, read, _, token, written, _ = self._function(given)
                 self.report.captured = self._function.is_graph
                 if token is None:
-                    self._unshare(made, read)
+                    unshare(made, read)
                 for i in self._turned:
                     made[i] = self._as_asked(i, made[i], token is not None)
                 found = self.made.results(inputs, made, copy=torch.clone)
@@ -420,14 +388,6 @@ class _Program:
         first = len(at) + len(made.drawn)
         return Written(found, targets, range(first, first + len(writes.counted)))
 
-    def _unshare(self, made: list[torch.Tensor], read: AbstractSet[int]) -> None:
-        """What shares memory would be changed with the other, unseen by autograd."""
-        seen = set(read)
-        for i, x in enumerate(made):
-            if x.numel() and x.data_ptr() in seen:
-                made[i] = x = x.clone()
-            seen.add(x.data_ptr())
-
     def _as_asked(self, i: int, x: torch.Tensor, again: bool) -> torch.Tensor:
         """A result whose channels are last as it lies in the graph, and no view, which AOTAutograd
         would keep another tensor of; `again`: the same one where its memory is."""
@@ -438,12 +398,3 @@ class _Program:
         if before is None or before[0] is not x:
             before = self._same[i] = (x, x.movedim(-1, 1).data)
         return before[1]
-
-
-def _device(inputs: Sequence[Any]) -> torch.device:
-    """The device of all tensors.  Raises ValueError for several, and for others than these two."""
-    found = {x.device for x in inputs if isinstance(x, torch.Tensor)}
-    if len(found) != 1 or not found <= {d for d in found if d.type in ("cpu", "cuda")}:
-        names = ", ".join(sorted(map(str, found))) or "none"
-        raise ValueError(f"tensors must be on one device, cpu or cuda: {names}")
-    return found.pop()

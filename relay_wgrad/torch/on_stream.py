@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -160,3 +161,13 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
         strides = [math.prod(tensor.shape[i + 1 :]) for i in range(tensor.dim())]
         return tensor.new_empty_strided(tensor.shape, strides)
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT[tensor.device.type] else tensor
+
+
+def unshare(made: list[torch.Tensor], read: AbstractSet[int]) -> None:
+    """Copies results in memory that a call has read, or that another result has: what shares it
+    would be changed with the other, unseen by autograd."""
+    seen = set(read)
+    for i, x in enumerate(made):
+        if x.numel() and x.data_ptr() in seen:
+            made[i] = x = x.clone()
+        seen.add(x.data_ptr())

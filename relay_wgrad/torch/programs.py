@@ -461,10 +461,18 @@ def _check_sharding(module: torch.nn.Module) -> None:
 
 
 def _device(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.device:
-    found = {t.device for t in (*inputs, *module.parameters(), *module.buffers())}
+    try:
+        return one_device((*inputs, *module.parameters(), *module.buffers()))
+    except ValueError as error:
+        raise ValueError(f"TrainingStep: all {error}") from None
+
+
+def one_device(values: Sequence[Any]) -> torch.device:
+    """The device of all tensors.  Raises ValueError for several, and for others than these two."""
+    found = {x.device for x in values if isinstance(x, torch.Tensor)}
     if len(found) != 1 or not found <= {d for d in found if d.type in ("cpu", "cuda")}:
-        names = ", ".join(sorted(map(str, found)))
-        raise ValueError(f"TrainingStep: all tensors must be on one device, cpu or cuda: {names}")
+        names = ", ".join(sorted(map(str, found))) or "none"
+        raise ValueError(f"tensors must be on one device, cpu or cuda: {names}")
     return found.pop()
 
 

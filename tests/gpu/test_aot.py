@@ -14,6 +14,7 @@ from torch.nn import functional as fn
 
 from relay_wgrad.torch.compiler import backend, convolutions_backend
 from relay_wgrad.torch.reports import compiled_graphs
+from tests.support.torch.pair_uses import USES, at_once
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
 
@@ -100,6 +101,29 @@ def test_steps_as_graphs(kept: bool) -> None:
         seen.append([*made, *(p.grad for p in of.parameters())])
     for one, other in zip(*seen, strict=True):
         assert float((one - other).norm()) <= 5e-3 * float(other.norm()) + 1e-5
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_uses(graphs: bool) -> None:
+    """One compiled model, used in each way in turn: passes that come again or in another order,
+    under hooks of saved tensors, in other threads."""
+    module = net().to(memory_format=torch.channels_last)
+    twin = copy.deepcopy(module)
+    before = len(compiled_graphs())
+    step = torch.compile(module, backend=backend, fullgraph=True, options={"graphs": graphs})
+    for turn in range(4):
+        for use in USES:
+            ours, theirs = (
+                use(of, run, lambda seed: data(8, seed, True)[0])
+                for of, run in ((module, step), (twin, twin))
+            )
+            for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+                far, size = (float(t.float().norm()) for t in (a - b, b))
+                assert far <= 2e-3 * size + 1e-4, (turn, use.__name__, i)
+    for _ in range(30):
+        at_once(module, step, lambda seed: data(8, seed, True)[0])
+    found = compiled_graphs()[before : before + 2]  # others are for images that need a gradient
+    assert [(g.reason, g.captured, g.notes) for g in found] == [("", graphs, [])] * 2
 
 
 def test_graphs_on_another_stream() -> None:

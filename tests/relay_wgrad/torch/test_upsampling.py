@@ -10,7 +10,7 @@ import torch
 from torch import library as torch_library
 from torch.nn import functional as F
 
-from relay_wgrad.torch import compiler
+from relay_wgrad.torch import compiler, pairs
 from relay_wgrad.torch.reports import compiled_graphs
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -38,7 +38,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     compiled = compiler.compiled
 
     def noted(name: str, calls: Any, graph: Any, example: Any) -> Any:
-        seen.append([str(n.target) for n in graph.graph.nodes if n.op == "call_function"])
+        pair = graph.meta.get(pairs.ATTRIBUTE)
+        whole = pair.parts[calls.part == "backward"] if isinstance(pair, pairs.Pair) else graph
+        seen.append([str(n.target) for n in whole.graph.nodes if n.op == "call_function"])
         return compiled(name, calls, graph, example)
 
     monkeypatch.setattr(compiler, "compiled", noted)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import tvm
 
-from relay_wgrad.torch import compiler, programs
+from relay_wgrad.torch import compiler, joint_program, programs
 
 
 class Lane:
@@ -84,6 +84,6 @@ def on_lanes(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
     def place(*given: Any) -> Any:
         return replace(compiled_at(*given), work=lambda: found.append(Lane()) or found[-1])
 
-    for module in (programs, compiler):
+    for module in (programs, compiler, joint_program):
         monkeypatch.setattr(module, "compiled_at", place)
     return found
