@@ -388,6 +388,8 @@ ELSEWHERE = {
         "tests/byoc_cudnn/backends/cudnn/test_cudnn_library.py::test_shapes_are_checked",
     ("docs/howto/training.md", "on a host that refuses, such a library raises"):
         "tests/legalize/cpu/test_matrix.py::test_a_kernel_asks_linux",
+    ("docs/howto/from_anywhere.md", "of sizes that vary it is refused with a reason"):
+        "tests/relay_wgrad/torch/test_pairs.py::test_compiled_autograd",
 }  # fmt: skip
 """(page, what it says) -> the test of it, where a probe would have to compile a library, or has a
 fixture of its own."""
