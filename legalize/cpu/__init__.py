@@ -21,7 +21,7 @@ from relay_wgrad.problem import ConvProblem
 
 from ..kernel import Kernel, target_of
 from . import volume
-from .choose import choose
+from .choose import choose, choose_volume
 from .depthwise import volumes
 from .direct import affine
 from .direct.product import as_product
@@ -66,8 +66,10 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     flat = volume.along_depth(problem) if is_volume else problem
     rows = flat is None and volumes.applies(problem, m)
     core = as_product(flat or volume.flattened(problem))
-    rule = choose(core, m)
+    whole = choose_volume(problem, m) if flat is None else None
+    rule = whole or choose(core, m)
     deep = flat is None and volume.has_deep_taps(problem, m) and rule.write in _DEEP
+    deep = deep or whole is not None
     core = problem if deep else core
 
     def write_core(buffers: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ class Rule:
     applies: Applies
     write: Callable[[ConvProblem, Machine, Memory], None]
     reads: str = ""  # the dtype that operands are read in, if not the sums'
+    of_volumes: bool = False  # whether `applies` is asked of volumes as they are, too
 
 
 def _depthwise_wgrad(problem: ConvProblem, m: Machine) -> bool:
@@ -106,15 +107,15 @@ RULES = (
     ),
     Rule(
         "Winograd wgrad", "3x3 of stride 1 with enough channels: 36 products for 144",
-        _winograd_wgrad, winograd_kernels.write_wgrad,
+        _winograd_wgrad, winograd_kernels.write_wgrad, of_volumes=True,
     ),
     Rule(
         "Winograd weights", "3x3 of stride 1, few pixels and many weights: each task transforms its"
-        " own weights", _weights, lambda *given: weights.Kernel(*given).write(),
+        " own weights", _weights, lambda *given: weights.Kernel(*given).write(), of_volumes=True,
     ),
     Rule(
         "Winograd", "3x3 of stride 1 with enough channels: 36 products for 144",
-        _winograd, winograd_kernels.write_affine,
+        _winograd, winograd_kernels.write_affine, of_volumes=True,
     ),
     Rule(
         "packed wgrad", "1x1, or few registers, or strides with many channels: a product of panels"
@@ -133,5 +134,11 @@ RULES = (
 
 
 def choose(problem: ConvProblem, m: Machine) -> Rule:
-    """The rule for a valid problem of static sizes (the batch excepted)."""
+    """The rule for a valid problem of static sizes (the batch excepted), of two dimensions."""
     return next(rule for rule in RULES if rule.applies(problem, m))
+
+
+def choose_volume(problem: ConvProblem, m: Machine) -> Rule | None:
+    """The rule for a volume as it is; None if its depth is to become channels, images or taps."""
+    rules = (rule for rule in RULES if rule.of_volumes)
+    return next((rule for rule in rules if rule.applies(problem, m)), None)

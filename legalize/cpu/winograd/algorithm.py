@@ -10,6 +10,11 @@ are fprop, A' ((G w) * (B x)), and wgrad, G' ((A y) * (B x)); dgrad is an fprop 
 reversed.  In two dimensions each matrix works on rows and columns: 36 products per tile for 144,
 and over channels and tiles these are 36 matrix products, one for each pair of points.
 
+Of a volume the tiles are those of its planes.  Taps in depth are a sum, and sums commute with the
+transforms: each plane is transformed once, a plane of results is the sum of the products of those
+planes that its taps meet, and is transformed back once.  Depth could have points of its own, 216
+products for 1,728: each matrix would double the rounding error once more.
+
 The points 0, ±2/3, ±3/2 were chosen for accuracy: relative to the result's norm the rounding error
 is about twice a direct sum's; with the usual 0, ±1, ±2 it would be twice that.
 """
@@ -17,7 +22,7 @@ is about twice a direct sum's; with the usual 0, ±1, ±2 it would be twice that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from tvm import tirx
@@ -25,7 +30,8 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from ..emitters.loops import Expr, bind, conjunction, splat, vector, when, zero
+from ..emitters.axes import Axis
+from ..emitters.loops import Expr, bind, ceildiv, conjunction, int64, splat, vector, when, zero
 from ..emitters.memory import Image, Panels
 from ..machine import Machine
 
@@ -44,6 +50,9 @@ _TILE_CYCLES, _WEIGHT_CYCLES = 250, {ConvKind.FPROP: 800, ConvKind.DGRAD: 800, C
 _FAR_WEIGHT_CYCLES = 3000
 # Winograd is taken where it should need less than this share of the direct algorithm's time.
 _SHARE = 0.8
+# Bytes of transformed tiles in a chunk, shares of a level-3 cache; and of all memory that fprop and
+# dgrad take for tiles and weights, unless a single block of channels needs more.
+CHUNK, MOST_CHUNK, TOTAL = 8 << 20, 24 << 20, 63 << 20
 
 
 def _evaluation(count: int) -> Matrix:
@@ -80,13 +89,18 @@ A, B, G = _matrices()
 
 
 def applies(problem: ConvProblem) -> bool:
-    """Whether the algebra is for this problem; groups and symbolic sizes are left out."""
+    """Whether the algebra is for this problem; groups and symbolic sizes are left out.
+
+    A volume of one tap in depth is left to the kernels of two dimensions: its planes are images.
+    """
     return bool(
         problem.is_static
         and problem.accum_dtype == "float32"
         and problem.groups == 1
         and (problem.r, problem.s) == (TAPS, TAPS)
-        and problem.strides == problem.dilation == (1, 1)
+        and problem.dilation[-2:] == (1, 1)
+        and set(problem.strides) == {1}
+        and not (problem.rank == 3 and problem.t == 1)
     )
 
 
@@ -98,16 +112,26 @@ def pays(problem: ConvProblem, m: Machine, in_tasks: bool) -> bool:
     lanes = m.lanes("float32")
     if not applies(problem) or min(problem.c, problem.k) < lanes:
         return False
+    taps = problem.t if problem.rank == 3 else 1  # in depth
     product, total = problem.c * problem.k, problem.c + problem.k
-    if problem.kind is ConvKind.WGRAD and product < m.cores * lanes * lanes:
+    if problem.kind is ConvKind.WGRAD and taps * product < m.cores * lanes * lanes:
         return False  # the direct kernel splits the sum over pixels, for more cores
-    out = (problem.h, problem.w) if problem.kind is ConvKind.DGRAD else (problem.p, problem.q)
-    tiles = problem.n * -(-out[0] // TILE) * -(-out[1] // TILE)
-    cycles = tiles * (POINTS * product + _TILE_CYCLES * total)
+    pieces = Pieces.of(problem, problem.n, APART + total)
+    tiles, (*_, high, wide) = pieces.results.count, _result(problem)
+    again = pieces.halo / pieces.size  # planes that the next piece transforms once more
+    moved = {ConvKind.FPROP: problem.c, ConvKind.DGRAD: problem.k, ConvKind.WGRAD: problem.c}
+    total += again * moved[problem.kind]
+    cycles = tiles * (POINTS * taps * product + _TILE_CYCLES * total)
     is_far = problem.kind is not ConvKind.WGRAD and not (in_tasks or m.has_few_registers)
-    is_far = is_far and 4 * POINTS * product > m.l2_bytes * m.cores
-    cycles += (_FAR_WEIGHT_CYCLES if is_far else _WEIGHT_CYCLES[problem.kind]) * product
-    return bool(cycles < _SHARE * TAPS * TAPS * problem.n * out[0] * out[1] * product)
+    is_far = is_far and 4 * POINTS * taps * product > m.l2_bytes * m.cores
+    cycles += (_FAR_WEIGHT_CYCLES if is_far else _WEIGHT_CYCLES[problem.kind]) * taps * product
+    pixels = tiles // (pieces.results.high * pieces.results.wide) * high * wide
+    return bool(cycles < _SHARE * taps * TAPS * TAPS * pixels * product)
+
+
+def _result(problem: ConvProblem) -> tuple[int, ...]:
+    """Sizes of what is cut into tiles: of the result, or of wgrad's gradient."""
+    return problem.spatial if problem.kind is ConvKind.DGRAD else problem.pixels
 
 
 # ---- transforms --------------------------------------------------------------------------------
@@ -231,11 +255,12 @@ def load_taps(weight: Expr, panels: Panels, place: Expr, lanes: int) -> list[lis
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of all images: `high` x `wide` of each, counted in rows."""
+    """The tiles of all planes of all images: `high` x `wide` of each, counted in rows."""
 
     images: int
     height: int  # pixels of the outputs
     width: int
+    planes: int = 1  # of an image
 
     @property
     def high(self) -> int:
@@ -246,26 +271,156 @@ class Tiles:
         return -(-self.width // TILE)
 
     @property
-    def count(self) -> int:
-        return self.images * self.high * self.wide
+    def plane(self) -> int:
+        return self.high * self.wide
 
-    def place(self, tile: Expr) -> tuple[Expr, Expr, Expr]:
-        """(image, first row, first column) of a tile's outputs."""
+    @property
+    def count(self) -> int:
+        return self.images * self.planes * self.plane
+
+    def place(self, tile: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+        """(image, plane, first row, first column) of a tile's outputs."""
         row = bind(tile // self.wide)
         column = bind(tile % self.wide * TILE)
-        return bind(row // self.high), bind(row % self.high * TILE), column
+        plane = bind(row // self.high)
+        n, z = (plane, 0) if self.planes == 1 else (
+            bind(plane // self.planes), bind(plane % self.planes)
+        )  # fmt: skip
+        return n, z, bind(row % self.high * TILE), column
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Outputs' tiles cut into pieces, of each of which what it reads is transformed together.
+
+    A tap in depth is a step of some planes, from an output's tile to the one that it meets, where
+    the tiles of both lie in one order.  So a piece is some planes of one volume, and it reads those
+    and `halo` tiles more; of images, which have no such taps, it is any tiles that follow each
+    other.  Planes off the volume count as planes, and are zeros.
+    """
+
+    results: Tiles
+    depth: Axis | None  # from a plane of outputs to those that its taps meet
+    size: int  # tiles of outputs in a piece; the last one of a run may have less
+
+    @staticmethod
+    def of(problem: ConvProblem, images: int, channels: int, size: int | None = None) -> Pieces:
+        """Of a volume pieces that are parts of a level-3 cache, or `size` says how many tiles.
+
+        images : that are there at a time; channels : of a tile that is transformed.
+        """
+        *deep, height, width = _result(problem)
+        results = Tiles(images, height, width, *deep)
+        if not deep:
+            return Pieces(results, None, size or results.count)
+        before, dgrad = problem.padding[0], problem.kind is ConvKind.DGRAD
+        reach = (problem.t - 1) * problem.dilation[0]
+        (planes,), met = deep, problem.z if dgrad else problem.d
+        depth = Axis(
+            False, met, planes, problem.t, 1, problem.dilation[0],
+            reach - before if dgrad else before,
+        )  # fmt: skip
+        if size is None:
+            most = MOST_CHUNK // (4 * POINTS * channels * results.plane) - reach
+            most = max(most, 2 * reach, 1)
+            size = ceildiv(planes, ceildiv(planes, most)) * results.plane
+        return Pieces(results, depth, size)
+
+    @property
+    def taps(self) -> int:
+        """In depth."""
+        return self.depth.kernel if self.depth else 1
+
+    @property
+    def tap(self) -> int:
+        """Tiles from what one tap in depth meets to what the next one meets."""
+        return self.depth.dilation * self.results.plane if self.depth else 0
+
+    @property
+    def halo(self) -> int:
+        """Tiles that a piece reads beyond as many as it has outputs'."""
+        return (self.taps - 1) * self.tap
+
+    @property
+    def runs(self) -> int:
+        """Images that are cut by themselves."""
+        return self.results.images if self.depth else 1
+
+    @property
+    def length(self) -> int:
+        """Tiles of a run."""
+        return self.results.count // self.runs
+
+    @property
+    def each(self) -> int:
+        """Pieces of a run."""
+        return ceildiv(self.length, self.size)
+
+    @property
+    def count(self) -> int:
+        return self.runs * self.each
+
+    def first(self, piece: Expr) -> tuple[Expr, Expr]:
+        """(run, first tile within it)."""
+        if self.runs == 1:
+            return 0, bind(piece * self.size)
+        return bind(piece // self.each), bind(piece % self.each * self.size)
+
+    def result(self, first: tuple[Expr, Expr], row: Expr) -> tuple[Expr, Expr]:
+        """(number among all outputs' tiles, whether it exists) of a row of a piece."""
+        run, begin = first
+        exists: Expr = begin + row < self.length
+        return bind(run * self.length + begin + row), exists
+
+    def operand(
+        self, first: tuple[Expr, Expr], row: Expr
+    ) -> tuple[tuple[Expr, Expr, Expr, Expr], Expr, Expr]:
+        """(place, whether its plane is on the volume, whether any output reads it)"""
+        run, begin = first
+        known = replace(self.results, planes=self.results.planes + self.halo // self.results.plane)
+        exists: Expr = begin + row < self.length + self.halo
+        n, z, p, q = known.place(bind(run * (self.length + self.halo) + begin + row))
+        if self.depth is None:
+            return (n, z, p, q), True, exists
+        d = bind(z - self.depth.before)
+        return (n, d, p, q), bind(tirx.all(d >= 0, d < self.depth.size)), exists
+
+    def rows(self, first: tuple[Expr, Expr], tap: Expr) -> tuple[Expr, Expr]:
+        """The first row of a piece whose output is on the volume by a tap in depth, and the last
+        but one."""
+        _, begin = first
+        low, high = begin, T.min(int64(begin + self.size), int64(self.length))
+        if self.length % self.size == 0:
+            high = begin + self.size
+        if self.depth:
+            ahead = bind((self.depth.before - tap * self.depth.dilation) * self.results.plane)
+            end = ahead + self.depth.size * self.results.plane
+            low = bind(T.max(int64(low), int64(ahead)))
+            high = T.max(T.min(int64(high), int64(end)), low)
+        return bind(low - begin), bind(high - begin)
+
+    def reached(self, begin: Expr, tiles: int) -> tuple[Expr, Expr]:
+        """The first tap in depth, and the last but one, that any of so many tiles of a run from
+        `begin` on needs; a multiple of `tiles`."""
+        if self.depth is None:
+            return 0, 1
+        plane = self.results.plane
+        planes = 1 if plane % tiles == 0 else 1 + ceildiv(tiles - 1, plane)
+        return self.depth.reached(self.depth.taps(0), bind(begin // plane), planes)
 
 
 def load(
-    image: Image, n: Expr, channel: Expr, first: tuple[Expr, Expr], size: tuple[int, int],
-    count: int, lanes: int,
+    image: Image, place: tuple[Expr, Expr, Expr, Expr], channel: Expr, size: tuple[int, int],
+    count: int, lanes: int, exists: Expr = True,
 ) -> list[list[Expr]]:  # fmt: skip
-    """`count` x `count` pixels' vectors of channels from `first` on, zeros outside of `size`."""
+    """`count` x `count` pixels' vectors of channels from `place` on, zeros outside of `size`, and
+    of a plane that does not exist."""
+    n, plane, *first = place
 
     def read(row: Expr, column: Expr) -> Expr:
-        return image.buffer[vector(image.at(n, row, column, 0) + channel, lanes)]
+        return image.buffer[vector(image.at(n, row, column, 0, plane) + channel, lanes)]
 
-    rows = [_inside(first[0], i, size[0]) for i in range(count)]
+    rows = [conjunction(exists, _inside(first[0], i, size[0])) for i in range(count)]
     columns = [_inside(first[1], j, size[1]) for j in range(count)]
     return [
         [
@@ -286,16 +441,16 @@ def _inside(first: Expr, step: int, size: int) -> Expr:
 
 
 def store(
-    image: Image, place: tuple[Expr, Expr, Expr], channel: Expr, tiles: Tiles,
+    image: Image, place: tuple[Expr, Expr, Expr, Expr], channel: Expr, tiles: Tiles,
     values: list[list[Expr]], lanes: int,
 ) -> None:  # fmt: skip
     """Writes the outputs of a tile at `place` that exist."""
-    n, *first = place
+    n, plane, *first = place
     for i, row in enumerate(values):
         exists_row = first[0] + i < tiles.height if tiles.height % TILE else True
         with when(exists_row):
             for j, value in enumerate(row):
                 exists = first[1] + j < tiles.width if tiles.width % TILE else True
                 with when(exists):
-                    there = image.at(n, first[0] + i, first[1] + j, 0) + channel
+                    there = image.at(n, first[0] + i, first[1] + j, 0, plane) + channel
                     T.buffer_store(image.buffer, value, [vector(there, lanes)])

@@ -4,11 +4,14 @@ Transformed operands are large (36 numbers for 16), so tiles go through in chunk
 caches hold: the chunk's tiles are transformed, then tasks multiply and transform back, each for a
 block of channels with its 36 products in the level-2 cache.  The same operations in the same order
 make each result, whatever the number of threads.
+
+Of a volume a chunk is made of whole pieces (`algorithm.Pieces`), whose planes are met by the taps
+in depth of others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm.tirx.script import builder as T
 
@@ -33,6 +36,7 @@ from ..emitters.loops import (
 from ..emitters.memory import Image, Memory
 from ..emitters.tiles import channel_block, tile_rows
 from ..machine import Machine
+from . import algorithm
 from .algorithm import (
     APART,
     POINTS,
@@ -42,7 +46,7 @@ from .algorithm import (
     A,
     B,
     G,
-    Tiles,
+    Pieces,
     load,
     load_points,
     load_taps,
@@ -50,9 +54,9 @@ from .algorithm import (
     store_points,
 )
 
-# Bytes of transformed tiles in a chunk, shares of a level-3 cache; and of all memory that fprop and
-# dgrad take for tiles and weights, unless a single block of channels needs more.
-CHUNK, MOST_CHUNK, TOTAL = 8 << 20, 24 << 20, 63 << 20
+def even(count: int, most: int) -> int:
+    """How many at a time, at most, so that all parts have about as many."""
+    return ceildiv(count, ceildiv(count, most))
 
 
 # ---- fprop and dgrad ---------------------------------------------------------------------------
@@ -62,23 +66,31 @@ CHUNK, MOST_CHUNK, TOTAL = 8 << 20, 24 << 20, 63 << 20
 class _Tiling:
     """How tiles are grouped: a task multiplies one group with one block of channels."""
 
-    tiles: int
-    groups: int
+    pieces: Pieces
+    groups: int  # of a piece: one of images, whose pieces are groups
     height: int  # tiles in a register tile
-    rows: int  # tiles in a group; those beyond its last are never read
-    chunk: int  # groups transformed at a time
+    rows: int  # tiles in a group; those beyond the last one are never read
+    chunk: int  # pieces transformed at a time
 
     @staticmethod
-    def make(tiles: int, most: int, row_bytes: int) -> _Tiling:
-        groups = ceildiv(tiles, 2 * most)
-        size = ceildiv(tiles, groups)
+    def make(pieces: Pieces, most: int, row_bytes: int) -> _Tiling:
+        count = pieces.size
+        groups = ceildiv(count, 2 * most)
+        size = ceildiv(count, groups)
         height = ceildiv(size, ceildiv(size, most))
         rows = ceildiv(size, height) * height
-        groups = ceildiv(tiles, rows)
-        group_bytes = POINTS * rows * row_bytes
-        chunk = max(1, CHUNK // group_bytes)
-        chunk = min(groups, max(chunk, min(8, MOST_CHUNK // group_bytes)))
-        return _Tiling(tiles, groups, height, rows, ceildiv(groups, ceildiv(groups, chunk)))
+        groups = ceildiv(count, rows)
+        if not pieces.depth:
+            pieces, groups = replace(pieces, size=rows), 1
+        bytes_ = POINTS * (groups * rows + pieces.halo) * row_bytes
+        chunk = max(1, algorithm.CHUNK // bytes_)
+        chunk = max(chunk, min(8, algorithm.MOST_CHUNK // bytes_))
+        return _Tiling(pieces, groups, height, rows, even(pieces.count, chunk))
+
+    @property
+    def moved(self) -> int:
+        """Tiles of a piece that are transformed, and what is read beyond its last."""
+        return self.groups * self.rows + self.pieces.halo
 
 
 def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
@@ -94,101 +106,108 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         memory.operand(operand, 1, size[1], block=lanes), memory.result(1, out[1], block=block)
     )
     reduced = ceildiv(size[1], lanes) * lanes
-    before = [TAPS - 1 - b if dgrad else b for b in problem.padding[:2]]
-    tiles = Tiles(batch.images, *out[2:])
+    before = [TAPS - 1 - b if dgrad else b for b in problem.padding[problem.rank - 2 : problem.rank]]
     most = tile_rows(m, vectors)
     step = reduced + APART
-    tiling = _Tiling.make(tiles.count, min(most, 14), 4 * step)
+    tiling = _Tiling.make(Pieces.of(problem, batch.images, step), min(most, 14), 4 * step)
+    pieces, taps = tiling.pieces, tiling.pieces.taps
     asks = m.has_few_registers  # small register tiles read more for their products
-    point_step = tiling.rows * step
-    group_step = POINTS * point_step
-    moved = memory.scratch.new("tiles", tiling.chunk * group_step, "float32")
-    slab = panels.reduced * block + APART  # of one point's weights, for one block of channels
+    point_step = tiling.moved * step
+    piece_step = POINTS * point_step
+    moved = memory.scratch.new("tiles", tiling.chunk * piece_step, "float32")
+    slab = taps * panels.reduced * block + APART  # of one point's weights, for a block of channels
     block_step = POINTS * slab
-    room = (
-        (TOTAL - batch.bytes) // 4 - tiling.chunk * group_step - panels.blocks * panels.block_step
-    )
-    at_a_time = max(1, min(panels.blocks, room // block_step))
-    at_a_time = ceildiv(panels.blocks, ceildiv(panels.blocks, at_a_time))
+    room = algorithm.TOTAL - batch.bytes
+    room = room // 4 - tiling.chunk * piece_step - panels.blocks * panels.block_step
+    at_a_time = even(panels.blocks, max(1, room // block_step))
     turned = memory.scratch.new("points", at_a_time * block_step, "float32")
 
     def weights(first: Expr) -> None:
         """Transforms the weights of the blocks of channels from `first` on."""
-        with parallel(at_a_time, panels.reduced) as (b, c):
+        with parallel(at_a_time, taps, panels.reduced) as (b, t, c):
             exists = first + b < panels.blocks if panels.blocks % at_a_time else True
             with when(exists):
-                source = bind((first + b) * panels.block_step + c * block)
-                target = bind(b * block_step + c * block)
+                source = (first + b) * panels.block_step + t * panels.t_step + c * block
+                source = bind(source)
+                target = bind(b * block_step + (t * panels.reduced + c) * block)
                 with serial(vectors) as v:
-                    taps = load_taps(weight, panels, source + v * lanes, lanes)
-                    store_points(G, taps, turned, target + v * lanes, slab, lanes)
+                    terms = load_taps(weight, panels, source + v * lanes, lanes)
+                    store_points(G, terms, turned, target + v * lanes, slab, lanes)
 
     def inputs(x: Image, first: Expr) -> None:
-        """Transforms the tiles of the groups from `first` on."""
-        with parallel(tiling.chunk, tiling.rows) as (g, row):
-            tile = bind((first + g) * tiling.rows + row)
-            with when(tile < tiling.tiles):
-                n, p, q = tiles.place(tile)
-                p, q = bind(p - before[0]), bind(q - before[1])
-                target = bind(g * group_step + row * step)
+        """Transforms what the pieces from `first` on read."""
+        with parallel(tiling.chunk, pieces.size + pieces.halo) as (i, row):
+            piece = bind(first + i)
+            place, exists, is_read = pieces.operand(pieces.first(piece), row)
+            if pieces.count % tiling.chunk:
+                is_read = conjunction(is_read, piece < pieces.count)
+            with when(is_read):
+                n, d, p, q = place
+                corner = n, d, bind(p - before[0]), bind(q - before[1])
+                target = bind(i * piece_step + row * step)
                 with serial(reduced // lanes) as v:
-                    values = load(x, n, v * lanes, (p, q), (size[2], size[3]), SIZE, lanes)
+                    values = load(x, corner, v * lanes, size[-2:], SIZE, lanes, exists)
                     store_points(B, values, moved, target + v * lanes, point_step, lanes)
 
     def products(y: Image, first: Expr, first_block: Expr) -> None:
-        with parallel(at_a_time, tiling.chunk) as (b, g):
+        with parallel(at_a_time, tiling.chunk, tiling.groups) as (b, i, g):
             inside = first_block + b < panels.blocks if panels.blocks % at_a_time else True
-            group = first + g
-            if tiling.groups % tiling.chunk:
-                inside = conjunction(inside, group < tiling.groups)
+            piece = first + i
+            if pieces.count % tiling.chunk:
+                inside = conjunction(inside, piece < pieces.count)
             with when(inside):
+                begin = pieces.first(bind(piece))
                 scratch = Scratch()
                 sums = scratch.new("sums", POINTS * tiling.rows * block, "float32")
                 with serial(POINTS) as e, serial(tiling.rows // tiling.height) as part:
                     rows = bind(part * tiling.height)
                     acc = local("acc", tiling.height * block, "float32")
                     at = [
-                        vector((i * vectors + v) * lanes, lanes)
-                        for i in range(tiling.height)
+                        vector((j * vectors + v) * lanes, lanes)
+                        for j in range(tiling.height)
                         for v in range(vectors)
                     ]
                     for register in at:
                         T.buffer_store(acc, zero("float32", lanes), [register])
-                    left = bind(g * group_step + e * point_step + rows * step)
+                    own = bind(g * tiling.rows + rows)
+                    left = bind(i * piece_step + e * point_step + own * step)
                     right = bind(b * block_step + e * slab)
-                    with serial(panels.reduced) as c:
+                    low, high = pieces.reached(begin[1] + own, tiling.height)
+                    with serial(high, low) as t, serial(panels.reduced) as c:
+                        tap, panel = bind(left + t * (pieces.tap * step)), t * panels.reduced + c
+                        panel = bind(right + panel * block)
                         if asks:  # for the next point's weights and tiles
-                            prefetch(turned, right + slab + c * block, level=2)
+                            prefetch(turned, panel + slab, level=2)
                             ahead = c * ceildiv(tiling.height * step, panels.reduced)
-                            prefetch(moved, left + point_step + ahead, level=2)
-                        terms = [
-                            turned[vector(right + c * block + v * lanes, lanes)]
-                            for v in range(vectors)
-                        ]
-                        values = [moved[int64(left + i * step + c)] for i in range(tiling.height)]
+                            prefetch(moved, tap + point_step + ahead, level=2)
+                        terms = [turned[vector(panel + v * lanes, lanes)] for v in range(vectors)]
+                        values = [moved[int64(tap + j * step + c)] for j in range(tiling.height)]
                         outer(acc, lanes, values, terms)
                     place = bind((e * tiling.rows + rows) * block)
-                    for i, register in enumerate(at):
-                        T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])
+                    for j, register in enumerate(at):
+                        T.buffer_store(sums, acc[register], [vector(place + j * lanes, lanes)])
                 with serial(tiling.rows) as row:
-                    tile = bind(group * tiling.rows + row)
-                    with when(tile < tiling.tiles):
-                        n, p, q = tiles.place(tile)
+                    tile, exists = pieces.result(begin, bind(g * tiling.rows + row))
+                    if tiling.groups * tiling.rows > pieces.size:
+                        exists = conjunction(exists, g * tiling.rows + row < pieces.size)
+                    with when(exists):
+                        where = pieces.results.place(tile)
                         with serial(vectors) as v:
-                            outputs(y, sums, row, v, (n, p, q), first_block + b)
+                            outputs(y, sums, row, v, where, first_block + b)
                 scratch.keep()
 
     def outputs(
-        y: Image, sums: Expr, row: Expr, v: Expr, place: tuple[Expr, Expr, Expr], b: Expr
+        y: Image, sums: Expr, row: Expr, v: Expr, place: tuple[Expr, Expr, Expr, Expr], b: Expr
     ) -> None:
         at = bind(row * block + v * lanes)
         values = load_points(A, sums, at, tiling.rows * block, lanes)
-        store(y, place, b * block + v * lanes, tiles, values, lanes)
+        store(y, place, b * block + v * lanes, pieces.results, values, lanes)
 
     once = at_a_time == panels.blocks
     if once:
         weights(0)
-    with batch.each() as (_, _, (x, y)), serial(ceildiv(tiling.groups, tiling.chunk)) as number:
+    chunks = ceildiv(pieces.count, tiling.chunk)
+    with batch.each() as (_, _, (x, y)), serial(chunks) as number:
         first = bind(number * tiling.chunk)
         inputs(x, first)
         with serial(ceildiv(panels.blocks, at_a_time)) as part:
@@ -210,34 +229,45 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         memory.operand("data", 1, problem.c, block=lanes),
     )
     weight, panels = memory.panels("O", 1, problem.k, problem.c, block)
-    tiles = Tiles(batch.images, problem.p, problem.q)
     slices, blocks = ceildiv(problem.c, lanes), panels.blocks
-    tile_bytes = 4 * POINTS * (slices * lanes + blocks * block)
-    chunk = max(1, CHUNK // tile_bytes)
-    chunk = min(tiles.count, max(chunk, min(128, MOST_CHUNK // tile_bytes)))
-    chunk = ceildiv(tiles.count, ceildiv(tiles.count, chunk))
-    x_step = chunk * lanes + APART
-    y_step = chunk * block + APART
+    channels = slices * lanes + blocks * block
+    pieces = Pieces.of(problem, batch.images, channels)
+    bytes_ = 4 * POINTS * channels
+    chunk = max(1, algorithm.CHUNK // bytes_)
+    chunk = max(chunk, min(128, algorithm.MOST_CHUNK // bytes_))
+    if not pieces.depth:
+        pieces = replace(pieces, size=even(pieces.size, chunk))
+    some = even(pieces.count, max(1, chunk // (pieces.size + pieces.halo)))  # at a time
+    read = pieces.size + pieces.halo
+    x_step = some * read * lanes + APART
+    y_step = some * pieces.size * block + APART
     data = memory.scratch.new("data_points", slices * POINTS * x_step, "float32")
     grad = memory.scratch.new("grad_points", blocks * POINTS * y_step, "float32")
     height = min(tile_rows(m, vectors), lanes // 2)
     height = next(h for h in range(height, 0, -1) if lanes % h == 0)
+    padding = problem.padding[problem.rank - 2 : problem.rank]
 
     def inputs(x: Image, y: Image, first: Expr, count: Expr) -> None:
-        with parallel(chunk) as (row,), when(row < count):
-            n, p, q = tiles.place(bind(first + row))
-            h, w = bind(p - problem.padding[0]), bind(q - problem.padding[1])
-            with serial(slices) as v:
-                values = load(x, n, v * lanes, (h, w), (problem.h, problem.w), SIZE, lanes)
-                store_points(B, values, data, v * POINTS * x_step + row * lanes, x_step, lanes)
-            with serial(blocks) as b, serial(vectors) as v:
-                channel = b * block + v * lanes
-                values = load(y, n, channel, (p, q), (problem.p, problem.q), TILE, lanes)
-                place = b * POINTS * y_step + row * block + v * lanes
-                store_points(A, values, grad, place, y_step, lanes)
+        with parallel(some, read) as (i, row), when(i < count):
+            where = pieces.first(bind(first + i))
+            (n, d, p, q), exists, is_read = pieces.operand(where, row)
+            with when(conjunction(is_read, exists)):
+                corner = n, d, bind(p - padding[0]), bind(q - padding[1])
+                target = bind((i * read + row) * lanes)
+                with serial(slices) as v:
+                    values = load(x, corner, v * lanes, (problem.h, problem.w), SIZE, lanes)
+                    store_points(B, values, data, v * POINTS * x_step + target, x_step, lanes)
+            tile, exists = pieces.result(where, row)
+            with when(conjunction(exists, row < pieces.size if pieces.halo else True)):
+                place, target = pieces.results.place(tile), bind((i * pieces.size + row) * block)
+                with serial(blocks) as b, serial(vectors) as v:
+                    channel = b * block + v * lanes
+                    values = load(y, place, channel, (problem.p, problem.q), TILE, lanes)
+                    there = b * POINTS * y_step + target + v * lanes
+                    store_points(A, values, grad, there, y_step, lanes)
 
-    def products(is_first: Expr, count: Expr) -> None:
-        with parallel(blocks, slices) as (b, c):
+    def products(is_first: Expr, first: Expr, count: Expr) -> None:
+        with parallel(blocks, slices, pieces.taps) as (b, c, tap):
             scratch = Scratch()
             sums = scratch.new("sums", POINTS * lanes * block, "float32")
             with serial(POINTS) as e, serial(lanes // height) as part:
@@ -250,14 +280,19 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                 ]
                 for register in at:
                     T.buffer_store(acc, zero("float32", lanes), [register])
-                left = bind((c * POINTS + e) * x_step + rows)
+                left = bind((c * POINTS + e) * x_step + rows + tap * (pieces.tap * lanes))
                 right = bind((b * POINTS + e) * y_step)
-                with serial(count) as t:
-                    terms = [
-                        grad[vector(right + t * block + v * lanes, lanes)] for v in range(vectors)
-                    ]
-                    values = [data[int64(left + t * lanes + i)] for i in range(height)]
-                    outer(acc, lanes, values, terms)
+                with serial(count) as i:
+                    low, high = pieces.rows(pieces.first(bind(first + i)), tap)
+                    here = bind(left + i * (read * lanes))
+                    there = bind(right + i * (pieces.size * block))
+                    with serial(high, low) as t:
+                        terms = [
+                            grad[vector(there + t * block + v * lanes, lanes)]
+                            for v in range(vectors)
+                        ]
+                        values = [data[int64(here + t * lanes + j)] for j in range(height)]
+                        outer(acc, lanes, values, terms)
                 place = bind((e * lanes + rows) * block)
                 for i, register in enumerate(at):
                     T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])
@@ -265,9 +300,8 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             if problem.c % lanes:
                 exist = bind(T.min(int64(lanes), problem.c - c * lanes))
             with serial(exist) as row, serial(vectors) as v:
-                outputs(
-                    sums, is_first, bind(b * panels.block_step + (c * lanes + row) * block), row, v
-                )
+                target = b * panels.block_step + tap * panels.t_step + (c * lanes + row) * block
+                outputs(sums, is_first, bind(target), row, v)
             scratch.keep()
 
     def outputs(sums: Expr, is_first: Expr, target: Expr, row: Expr, v: Expr) -> None:
@@ -281,12 +315,12 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     value = before + value
                 T.buffer_store(weight, value, [place])
 
-    chunks = ceildiv(tiles.count, chunk)
+    chunks = ceildiv(pieces.count, some)
     with batch.each() as (part, _, (y, x)), serial(chunks) as number:
-        first = bind(number * chunk)
-        count = chunk
-        if tiles.count % chunk:
-            count = bind(T.min(int64(chunk), tiles.count - first))
+        first = bind(number * some)
+        count = some
+        if pieces.count % some:
+            count = bind(T.min(int64(some), pieces.count - first))
         inputs(x, y, first, count)
-        products(conjunction(part == 0, chunks == 1 or number == 0), count)
+        products(conjunction(part == 0, chunks == 1 or number == 0), first, count)
     memory.move_weight(weight, panels, False)

@@ -8,6 +8,9 @@ sums.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -17,6 +20,7 @@ from ..emitters.loops import (
     Scratch,
     bind,
     ceildiv,
+    conjunction,
     int64,
     local,
     outer,
@@ -24,6 +28,7 @@ from ..emitters.loops import (
     prefetch,
     serial,
     vector,
+    when,
     zero,
 )
 from ..emitters.memory import Image, Memory
@@ -38,7 +43,7 @@ from .algorithm import (
     A,
     B,
     G,
-    Tiles,
+    Pieces,
     load,
     load_points,
     load_taps,
@@ -59,7 +64,8 @@ def pays(problem: ConvProblem, m: Machine) -> bool:
         problem.layout(role)[-1] == "C" and problem.dtype(role) == "float32"
         for role in (operand, result)
     )
-    tiles = Tiles(problem.n, *problem.canonical_shape(result)[2:]).count
+    pieces = Pieces.of(problem, problem.n, reduced, 1)
+    tiles, reduced = pieces.results.count, reduced * pieces.taps
     return bool(
         in_place
         and 4 * POINTS * tiles * vectors * lanes <= m.l2_bytes * 5 // 8
@@ -76,7 +82,7 @@ class Kernel:
         dgrad = problem.kind is ConvKind.DGRAD
         operand, _, result = problem.roles
         self.size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
-        self.before = [TAPS - 1 - b if dgrad else b for b in problem.padding[:2]]
+        self.before = [TAPS - 1 - b if dgrad else b for b in problem.padding[problem.rank - 2 : problem.rank]]
         self.lanes = m.lanes("float32")
         self.line = m.line("float32")
         self.vectors, _ = channel_block(m, "float32", out[1])
@@ -90,78 +96,104 @@ class Kernel:
             memory.operand(operand, 1, reduced, block=self.lanes),
             memory.result(1, out[1], block=self.block),
         )
-        self.tiles = Tiles(self.batch.images, *out[2:])
-        most = tile_rows(m, self.vectors)
-        self.height = ceildiv(self.tiles.count, ceildiv(self.tiles.count, most))
-        self.rows = ceildiv(self.tiles.count, self.height) * self.height
+        pieces = Pieces.of(problem, self.batch.images, reduced, 1)
+        self.pieces = pieces = replace(pieces, size=pieces.length)  # one for each run
+        most, length = tile_rows(m, self.vectors), pieces.length
+        self.height = ceildiv(length, ceildiv(length, most))
+        self.each = ceildiv(length, self.height)  # register tiles of a run
+        self.rows = pieces.runs * self.each * self.height  # of sums
+        self.read = self.each * self.height + pieces.halo  # of tiles, of a run
         self.step = reduced + APART
         self.slab = _PART * self.block + APART  # of one point's weights
-        self.moved = memory.scratch.new("tiles", POINTS * self.rows * self.step, "float32")
+        self.point_step = pieces.runs * self.read * self.step
+        self.moved = memory.scratch.new("tiles", POINTS * self.point_step, "float32")
 
     def write(self) -> None:
+        pieces, taps = self.pieces, self.pieces.taps
         with self.batch.each() as (_, _, (x, y)):
-            with parallel(self.tiles.count) as (tile,), serial(self.size[1] // self.lanes) as v:
-                self._input(x, tile, v)
+            grid = (pieces.runs, pieces.length + pieces.halo)
+            with parallel(*grid) as (run, row), serial(self.size[1] // self.lanes) as v:
+                self._input(x, run, row, v)
             with parallel(self.panels.blocks) as (b,):
                 scratch = Scratch()
                 sums = scratch.new("sums", POINTS * self.rows * self.block, "float32")
                 points = scratch.new("points", POINTS * self.slab, "float32")
-                with serial(self.panels.reduced // _PART) as part:
+                with serial(self.panels.reduced // _PART) as part, serial(taps) as t:
                     with serial(_PART) as c, serial(self.vectors) as v:
-                        self._weight(points, b, part, c, v)
-                    with serial(POINTS) as e, serial(self.rows // self.height) as i:
-                        self._products(sums, points, part, e, bind(i * self.height))
-                with serial(self.tiles.count) as tile, serial(self.vectors) as v:
+                        self._weight(points, b, (part, t), c, v)
+                    with serial(POINTS) as e, serial(pieces.runs * self.each) as i:
+                        self._products(sums, points, (part, t), e, i)
+                with serial(pieces.runs * pieces.length) as tile, serial(self.vectors) as v:
                     self._output(y, sums, b, tile, v)
                 scratch.keep()
 
-    def _input(self, x: Image, tile: Expr, v: Expr) -> None:
+    def _input(self, x: Image, run: Expr, row: Expr, v: Expr) -> None:
         """Transforms one tile of one vector of channels."""
-        n, p, q = self.tiles.place(tile)
-        p, q = bind(p - self.before[0]), bind(q - self.before[1])
-
+        (n, d, p, q), exists, _ = self.pieces.operand((run, 0), row)
+        corner = n, d, bind(p - self.before[0]), bind(q - self.before[1])
         channel = v * self.lanes
-        values = load(x, n, channel, (p, q), (self.size[2], self.size[3]), SIZE, self.lanes)
-        place = bind(tile * self.step + channel)
-        store_points(B, values, self.moved, place, self.rows * self.step, self.lanes)
+        values = load(x, corner, channel, self.size[-2:], SIZE, self.lanes, exists)
+        place = bind((run * self.read + row) * self.step + channel)
+        store_points(B, values, self.moved, place, self.point_step, self.lanes)
 
-    def _weight(self, points: Expr, b: Expr, part: Expr, c: Expr, v: Expr) -> None:
-        """Transforms one vector of weights."""
-        first = v * self.lanes
-        source = bind(b * self.panels.block_step + (part * _PART + c) * self.block + first)
+    def _weight(
+        self, points: Expr, b: Expr, of: tuple[Expr, Expr], c: Expr, v: Expr
+    ) -> None:
+        """Transforms one vector of weights, of (a part of the channels, a tap in depth)."""
+        (part, t), first = of, v * self.lanes
+        source = b * self.panels.block_step + t * self.panels.t_step
+        source = bind(source + (part * _PART + c) * self.block + first)
         taps = load_taps(self.weight, self.panels, source, self.lanes)
         store_points(G, taps, points, bind(c * self.block + first), self.slab, self.lanes)
 
-    def _products(self, sums: Expr, points: Expr, part: Expr, e: Expr, row: Expr) -> None:
-        """Adds the products of one point's tiles from `row` on with a part of the weights."""
+    def _products(
+        self, sums: Expr, points: Expr, of: tuple[Expr, Expr], e: Expr, number: Expr
+    ) -> None:
+        """Adds the products of one point's tiles, a register tile, with a part of the weights."""
         height, vectors, lanes = self.height, self.vectors, self.lanes
-        acc = local("acc", height * self.block, "float32")
-        at = [vector(i * lanes, lanes) for i in range(height * vectors)]
-        place = bind((e * self.rows + row) * self.block)
-        places = [vector(place + i * lanes, lanes) for i in range(height * vectors)]
-        for register, there in zip(at, places, strict=True):
-            before = T.if_then_else(part == 0, zero("float32", lanes), sums[there])
-            T.buffer_store(acc, before, [register])
-        left = bind((e * self.rows + row) * self.step + part * _PART)
-        right = bind(e * self.slab)
-        ahead = left + self.rows * self.step  # what the next point's tiles need
-        for i in range(height):
-            for c in range(0, _PART, self.line):
-                prefetch(self.moved, ahead + i * self.step + c, level=2)
-        with serial(_PART) as c:
-            terms = [
-                points[vector(right + c * self.block + v * lanes, lanes)] for v in range(vectors)
-            ]
-            first = left + c
-            values = [self.moved[int64(first + i * self.step)] for i in range(height)]
-            outer(acc, lanes, values, terms)
-        for register, there in zip(at, places, strict=True):
-            T.buffer_store(sums, acc[register], [there])
+        part, t = of
+        run, own = (0, number) if self.pieces.runs == 1 else (
+            bind(number // self.each), bind(number % self.each)
+        )  # fmt: skip
+        own = bind(own * height)
+        low, high = self.pieces.reached(own, height)
+        is_first = conjunction(part == 0, t == 0)
+        met: Expr = True
+        if self.pieces.depth:  # a first tap that is met by none clears its sums
+            met = tirx.any(is_first, tirx.all(t >= low, t < high))
+        with when(met):
+            acc = local("acc", height * self.block, "float32")
+            at = [vector(i * lanes, lanes) for i in range(height * vectors)]
+            place = bind((e * self.rows + number * height) * self.block)
+            places = [vector(place + i * lanes, lanes) for i in range(height * vectors)]
+            for register, there in zip(at, places, strict=True):
+                before = T.if_then_else(is_first, zero("float32", lanes), sums[there])
+                T.buffer_store(acc, before, [register])
+            left = run * self.read + own + t * self.pieces.tap
+            left = bind(e * self.point_step + left * self.step + part * _PART)
+            right = bind(e * self.slab)
+            ahead = left + self.point_step  # what the next point's tiles need
+            for i in range(height):
+                for c in range(0, _PART, self.line):
+                    prefetch(self.moved, ahead + i * self.step + c, level=2)
+            with serial(_PART) as c:
+                terms = [
+                    points[vector(right + c * self.block + v * lanes, lanes)]
+                    for v in range(vectors)
+                ]
+                first = left + c
+                values = [self.moved[int64(first + i * self.step)] for i in range(height)]
+                outer(acc, lanes, values, terms)
+            for register, there in zip(at, places, strict=True):
+                T.buffer_store(sums, acc[register], [there])
 
     def _output(self, y: Image, sums: Expr, b: Expr, tile: Expr, v: Expr) -> None:
         """Transforms the sums of one tile and one vector of channels."""
-        place = self.tiles.place(tile)
-        first = bind(tile * self.block + v * self.lanes)
+        pieces, row = self.pieces, tile
+        if pieces.runs > 1:
+            row = tile // pieces.length * (self.each * self.height) + tile % pieces.length
+        first = bind(row * self.block + v * self.lanes)
         step = self.rows * self.block
         values = load_points(A, sums, first, step, self.lanes)
-        store(y, place, b * self.block + v * self.lanes, self.tiles, values, self.lanes)
+        place = pieces.results.place(tile)
+        store(y, place, b * self.block + v * self.lanes, pieces.results, values, self.lanes)

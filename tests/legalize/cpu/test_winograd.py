@@ -14,7 +14,6 @@ from tvm.target import Target
 from legalize import cpu
 from legalize.cpu.machine import WINOGRAD, machine
 from legalize.cpu.winograd import algorithm as winograd
-from legalize.cpu.winograd import kernels as winograd_kernels
 from legalize.cpu.winograd import weights as winograd_weights
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.problems import (
@@ -69,6 +68,31 @@ CASES = [
 ]
 
 
+VOLUMES = """
+n=1 c=1 d=1 h=1 w=1 k=1 t=3 pad=1,1,1,1,1,1
+n=2 c=16 d=3 h=9 w=6 k=32 t=3 pad=1,1,1,1,1,1 layout=NDHWC/DHWIO/NDHWC
+n=3 c=17 d=4 h=5 w=7 k=37 t=3 pad=0,0,2,2,1,0
+n=1 c=48 d=9 h=13 w=11 k=16 t=2 pad=1,1,1,0,1,1 layout=NDHWC/ODHWI/NCDHW
+n=2 c=32 d=7 h=17 w=16 k=48 t=3 pad=2,1,1,2,1,1 dil=2,1,1 layout=NDHWC/OIDHW/NDHWC
+n=2 c=8 d=2 h=4 w=5 k=6 t=5 pad=4,3,5,4,4,6
+n=2 c=24 d=5 h=6 w=6 k=40 t=3 pad=3,1,1,0,1,1 dtype=f16/f32/bf16
+n=4 c=64 d=4 h=4 w=4 k=64 t=3 pad=1,1,1,1,1,1 layout=NDHWC/OIDHW/NDHWC
+"""
+OF_VOLUMES = [
+    ConvProblem.parse(f"{kind.value} r=3 s=3 {line}")
+    for line in VOLUMES.strip().splitlines()
+    for kind in ConvKind
+]
+
+
+@pytest.mark.share(8)
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("problem", OF_VOLUMES, ids=str)
+def test_volumes(problem: ConvProblem) -> None:
+    assert cpu.kernel(problem, TARGET).name.startswith("depth as taps, Winograd")
+    assert run(problem) <= tolerance(problem) + ERROR
+
+
 @pytest.mark.longer_cases(
     "fprop n=2 c=24 h=6 w=6 k=40",
     "fprop n=2 c=31 h=7 w=19 k=16",
@@ -89,11 +113,11 @@ def test_edges(problem: ConvProblem) -> None:
 
 @pytest.mark.share(2)
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("problem", CASES[-3:], ids=str)
+@pytest.mark.parametrize("problem", CASES[-3:] + OF_VOLUMES[3:6] + OF_VOLUMES[-3:], ids=str)
 def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles and weights a little at a time, the last chunk not full."""
     for name in ("CHUNK", "MOST_CHUNK", "TOTAL"):
-        monkeypatch.setattr(winograd_kernels, name, 1 << 19)
+        monkeypatch.setattr(winograd, name, 1 << 19)
     assert run(problem) <= tolerance(problem) + ERROR
 
 
