@@ -21,8 +21,10 @@ is about twice a direct sum's; with the usual 0, ±1, ±2 it would be twice that
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from tvm import tirx
@@ -31,7 +33,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..emitters.axes import Axis
-from ..emitters.loops import Expr, bind, ceildiv, conjunction, int64, splat, vector, when, zero
+from ..emitters.loops import Expr, bind, ceildiv, conjunction, digits, int64, splat, vector, when, zero
 from ..emitters.memory import Image, Panels
 from ..machine import Machine
 
@@ -46,13 +48,10 @@ _AT = tuple(Fraction(*x) for x in ((0, 1), (2, 3), (-2, 3), (3, 2), (-3, 2)))
 
 # Cycles per vector of channels, measured roughly: of a tile's transforms, and of a weight's, which
 # in fprop and dgrad goes through memory; vectors of 16 floats wait longer for it.
-_TILE_CYCLES, _WEIGHT_CYCLES = 250, {ConvKind.FPROP: 800, ConvKind.DGRAD: 800, ConvKind.WGRAD: 150}
+TILE_CYCLES, _WEIGHT_CYCLES = 250, {ConvKind.FPROP: 800, ConvKind.DGRAD: 800, ConvKind.WGRAD: 150}
 _FAR_WEIGHT_CYCLES = 3000
 # Winograd is taken where it should need less than this share of the direct algorithm's time.
 _SHARE = 0.8
-# Bytes of transformed tiles in a chunk, shares of a level-3 cache; and of all memory that fprop and
-# dgrad take for tiles and weights, unless a single block of channels needs more.
-CHUNK, MOST_CHUNK, TOTAL = 8 << 20, 24 << 20, 63 << 20
 
 
 def _evaluation(count: int) -> Matrix:
@@ -88,6 +87,11 @@ def _matrices() -> tuple[Matrix, Matrix, Matrix]:
 A, B, G = _matrices()
 
 
+def even(count: int, most: int) -> int:
+    """How many at a time, at most, so that all parts have about as many."""
+    return ceildiv(count, ceildiv(count, most))
+
+
 def applies(problem: ConvProblem) -> bool:
     """Whether the algebra is for this problem; groups and symbolic sizes are left out.
 
@@ -116,17 +120,24 @@ def pays(problem: ConvProblem, m: Machine, in_tasks: bool) -> bool:
     product, total = problem.c * problem.k, problem.c + problem.k
     if problem.kind is ConvKind.WGRAD and taps * product < m.cores * lanes * lanes:
         return False  # the direct kernel splits the sum over pixels, for more cores
-    pieces = Pieces.of(problem, problem.n, APART + total)
-    tiles, (*_, high, wide) = pieces.results.count, _result(problem)
-    again = pieces.halo / pieces.size  # planes that the next piece transforms once more
+    pieces = Pieces.of(problem, problem.n, 28)
+    tiles, (*_, high, wide) = pieces.tiles.count, _result(problem)
+    again = pieces.read / pieces.size - 1  # planes that the next piece transforms once more
     moved = {ConvKind.FPROP: problem.c, ConvKind.DGRAD: problem.k, ConvKind.WGRAD: problem.c}
     total += again * moved[problem.kind]
-    cycles = tiles * (POINTS * taps * product + _TILE_CYCLES * total)
+    cycles = tiles * (POINTS * taps * product + TILE_CYCLES * total)
     is_far = problem.kind is not ConvKind.WGRAD and not (in_tasks or m.has_few_registers)
     is_far = is_far and 4 * POINTS * taps * product > m.l2_bytes * m.cores
     cycles += (_FAR_WEIGHT_CYCLES if is_far else _WEIGHT_CYCLES[problem.kind]) * taps * product
-    pixels = tiles // (pieces.results.high * pieces.results.wide) * high * wide
+    pixels = tiles // (pieces.tiles.high * pieces.tiles.wide) * high * wide
     return bool(cycles < _SHARE * taps * TAPS * TAPS * pixels * product)
+
+
+def first_pixel(problem: ConvProblem) -> tuple[int, int]:
+    """Rows and columns from the first pixel that a tile reads to its first output."""
+    before = problem.padding[problem.rank - 2 : problem.rank]
+    top, left = (TAPS - 1 - b if problem.kind is ConvKind.DGRAD else b for b in before)
+    return top, left
 
 
 def _result(problem: ConvProblem) -> tuple[int, ...]:
@@ -253,14 +264,21 @@ def load_taps(weight: Expr, panels: Panels, place: Expr, lanes: int) -> list[lis
 # ---- tiles -------------------------------------------------------------------------------------
 
 
+Place = tuple[Expr, Expr, Expr, Expr]  # image, plane, row, column of a pixel
+Where = tuple[Expr, Expr, Expr]  # image, plane, tile within the plane
+
+
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of all planes of all images: `high` x `wide` of each, counted in rows."""
+    """The tiles of all planes of all images: `high` x `wide` of each, counted in rows.
+
+    Images that have no depth are one plane.
+    """
 
     images: int
     height: int  # pixels of the outputs
     width: int
-    planes: int = 1  # of an image
+    depth: int = 0  # planes of a volume
 
     @property
     def high(self) -> int:
@@ -271,60 +289,58 @@ class Tiles:
         return -(-self.width // TILE)
 
     @property
+    def planes(self) -> int:
+        return self.depth or 1
+
+    @property
     def plane(self) -> int:
-        return self.high * self.wide
+        """Tiles of a plane."""
+        return self.high * self.wide * (1 if self.depth else self.images)
 
     @property
     def count(self) -> int:
-        return self.images * self.planes * self.plane
+        return self.planes * self.plane * (self.images if self.depth else 1)
 
-    def place(self, tile: Expr) -> tuple[Expr, Expr, Expr, Expr]:
-        """(image, plane, first row, first column) of a tile's outputs."""
+    def place(self, run: Expr, plane: Expr, tile: Expr) -> Place:
+        """Where a plane's tile has its first pixel; without depth the tile is any of all images."""
         row = bind(tile // self.wide)
         column = bind(tile % self.wide * TILE)
-        plane = bind(row // self.high)
-        n, z = (plane, 0) if self.planes == 1 else (
-            bind(plane // self.planes), bind(plane % self.planes)
-        )  # fmt: skip
-        return n, z, bind(row % self.high * TILE), column
+        if self.depth:
+            return run, plane, bind(row * TILE), column
+        return bind(row // self.high), 0, bind(row % self.high * TILE), column
 
 
 @dataclass(frozen=True)
 class Pieces:
     """Outputs' tiles cut into pieces, of each of which what it reads is transformed together.
 
-    A tap in depth is a step of some planes, from an output's tile to the one that it meets, where
-    the tiles of both lie in one order.  So a piece is some planes of one volume, and it reads those
-    and `halo` tiles more; of images, which have no such taps, it is any tiles that follow each
-    other.  Planes off the volume count as planes, and are zeros.
+    A piece has some tiles of some planes that follow each other, a row for each: first those of its
+    first plane.  It reads the same tiles of as many planes and of `reach` more, so that a tap in
+    depth is a step of some rows.  Planes off the volume count as planes, and are zeros.  Of images,
+    which have no such taps, the tiles of all are one plane.
     """
 
-    results: Tiles
+    tiles: Tiles
     depth: Axis | None  # from a plane of outputs to those that its taps meet
-    size: int  # tiles of outputs in a piece; the last one of a run may have less
+    high: int  # planes of a piece
+    wide: int  # tiles of each; the last ones may have less
 
     @staticmethod
-    def of(problem: ConvProblem, images: int, channels: int, size: int | None = None) -> Pieces:
-        """Of a volume pieces that are parts of a level-3 cache, or `size` says how many tiles.
-
-        images : that are there at a time; channels : of a tile that is transformed.
-        """
+    def of(problem: ConvProblem, images: int, rows: int) -> Pieces:
+        """Pieces of so many rows, more or less, of as many images as are there at a time."""
         *deep, height, width = _result(problem)
-        results = Tiles(images, height, width, *deep)
+        tiles = Tiles(images, height, width, deep[0] if deep else 0)
         if not deep:
-            return Pieces(results, None, size or results.count)
+            return Pieces(tiles, None, 1, even(tiles.plane, rows))
         before, dgrad = problem.padding[0], problem.kind is ConvKind.DGRAD
         reach = (problem.t - 1) * problem.dilation[0]
-        (planes,), met = deep, problem.z if dgrad else problem.d
         depth = Axis(
-            False, met, planes, problem.t, 1, problem.dilation[0],
-            reach - before if dgrad else before,
+            False, problem.z if dgrad else problem.d, tiles.planes, problem.t, 1,
+            problem.dilation[0], reach - before if dgrad else before,
         )  # fmt: skip
-        if size is None:
-            most = MOST_CHUNK // (4 * POINTS * channels * results.plane) - reach
-            most = max(most, 2 * reach, 1)
-            size = ceildiv(planes, ceildiv(planes, most)) * results.plane
-        return Pieces(results, depth, size)
+        # The more planes, the fewer are transformed for two pieces.
+        high = even(tiles.planes, max(rows // 2, 1))
+        return Pieces(tiles, depth, high, even(tiles.plane, max(rows // high, 1)))
 
     @property
     def taps(self) -> int:
@@ -333,84 +349,78 @@ class Pieces:
 
     @property
     def tap(self) -> int:
-        """Tiles from what one tap in depth meets to what the next one meets."""
-        return self.depth.dilation * self.results.plane if self.depth else 0
+        """Rows from what one tap in depth meets to what the next one meets."""
+        return self.depth.dilation * self.wide if self.depth else 0
 
     @property
-    def halo(self) -> int:
-        """Tiles that a piece reads beyond as many as it has outputs'."""
-        return (self.taps - 1) * self.tap
+    def size(self) -> int:
+        """Rows of outputs."""
+        return self.high * self.wide
 
     @property
-    def runs(self) -> int:
-        """Images that are cut by themselves."""
-        return self.results.images if self.depth else 1
+    def read(self) -> int:
+        """Rows that are transformed."""
+        return self.size + (self.taps - 1) * self.tap
 
     @property
-    def length(self) -> int:
-        """Tiles of a run."""
-        return self.results.count // self.runs
-
-    @property
-    def each(self) -> int:
-        """Pieces of a run."""
-        return ceildiv(self.length, self.size)
+    def grid(self) -> tuple[int, int, int]:
+        """Pieces of all images: (images, in depth, in planes)."""
+        runs = self.tiles.images if self.depth else 1
+        return runs, ceildiv(self.tiles.planes, self.high), ceildiv(self.tiles.plane, self.wide)
 
     @property
     def count(self) -> int:
-        return self.runs * self.each
+        return math.prod(self.grid)
 
-    def first(self, piece: Expr) -> tuple[Expr, Expr]:
-        """(run, first tile within it)."""
-        if self.runs == 1:
-            return 0, bind(piece * self.size)
-        return bind(piece // self.each), bind(piece % self.each * self.size)
+    def first(self, piece: Expr) -> Where:
+        """(image, first plane, first tile in it) of a piece."""
+        run, z, tile = digits(piece, self.grid)
+        return run, bind(z * self.high), bind(tile * self.wide)
 
-    def result(self, first: tuple[Expr, Expr], row: Expr) -> tuple[Expr, Expr]:
-        """(number among all outputs' tiles, whether it exists) of a row of a piece."""
-        run, begin = first
-        exists: Expr = begin + row < self.length
-        return bind(run * self.length + begin + row), exists
+    def result(self, first: Where, row: Expr) -> tuple[Place, Expr]:
+        """(where a row's outputs are, whether they exist)"""
+        (run, z, tile), (plane, column) = first, digits(row, (self.high, self.wide))
+        z, tile, exists = bind(z + plane), bind(tile + column), True
+        if self.tiles.planes % self.high:
+            exists = conjunction(exists, z < self.tiles.planes)
+        if self.tiles.plane % self.wide:
+            exists = conjunction(exists, tile < self.tiles.plane)
+        return self.tiles.place(run, z, tile), exists
 
-    def operand(
-        self, first: tuple[Expr, Expr], row: Expr
-    ) -> tuple[tuple[Expr, Expr, Expr, Expr], Expr, Expr]:
-        """(place, whether its plane is on the volume, whether any output reads it)"""
-        run, begin = first
-        known = replace(self.results, planes=self.results.planes + self.halo // self.results.plane)
-        exists: Expr = begin + row < self.length + self.halo
-        n, z, p, q = known.place(bind(run * (self.length + self.halo) + begin + row))
-        if self.depth is None:
-            return (n, z, p, q), True, exists
-        d = bind(z - self.depth.before)
-        return (n, d, p, q), bind(tirx.all(d >= 0, d < self.depth.size)), exists
-
-    def rows(self, first: tuple[Expr, Expr], tap: Expr) -> tuple[Expr, Expr]:
-        """The first row of a piece whose output is on the volume by a tap in depth, and the last
-        but one."""
-        _, begin = first
-        low, high = begin, T.min(int64(begin + self.size), int64(self.length))
-        if self.length % self.size == 0:
-            high = begin + self.size
+    def operand(self, first: Where, row: Expr) -> tuple[Place, Expr, Expr]:
+        """(where what a row reads is, whether its plane is on the volume, whether its tile is one
+        of the plane's)"""
+        (run, z, tile), (plane, column) = first, digits(row, (self.read // self.wide, self.wide))
+        tile, on = bind(tile + column), True
+        is_tile = tile < self.tiles.plane if self.tiles.plane % self.wide else True
         if self.depth:
-            ahead = bind((self.depth.before - tap * self.depth.dilation) * self.results.plane)
-            end = ahead + self.depth.size * self.results.plane
-            low = bind(T.max(int64(low), int64(ahead)))
-            high = T.max(T.min(int64(high), int64(end)), low)
-        return bind(low - begin), bind(high - begin)
+            z = bind(z + plane - self.depth.before)
+            on = bind(tirx.all(z >= 0, z < self.depth.size))
+        return self.tiles.place(run, z, tile), on, is_tile
 
-    def reached(self, begin: Expr, tiles: int) -> tuple[Expr, Expr]:
-        """The first tap in depth, and the last but one, that any of so many tiles of a run from
-        `begin` on needs; a multiple of `tiles`."""
-        if self.depth is None:
+    def reached(self, first: Where, row: Expr, rows: int) -> tuple[Expr, Expr]:
+        """The first tap in depth that any of some rows from `row` on needs, a multiple of `rows`,
+        and the last but one."""
+        if not self.depth:
             return 0, 1
-        plane = self.results.plane
-        planes = 1 if plane % tiles == 0 else 1 + ceildiv(tiles - 1, plane)
-        return self.depth.reached(self.depth.taps(0), bind(begin // plane), planes)
+        planes = 1 if self.wide % rows == 0 else 1 + ceildiv(rows - 1, self.wide)
+        plane = bind(first[1] + row // self.wide)
+        return self.depth.reached(self.depth.taps(0), plane, planes)
+
+    def met(self, first: Where, tap: Expr) -> tuple[Expr, Expr]:
+        """The first row whose output is on the volume by a tap in depth, and the last but one."""
+        if not self.depth:
+            return 0, T.min(int64(self.size), int64(self.tiles.plane - first[2]))
+        _, z, _ = first
+        ahead = bind(self.depth.before - tap * self.depth.dilation - z)
+        low = bind(T.max(int64(ahead), 0))
+        high = T.min(int64(ahead + self.depth.size), int64(self.high))
+        high = T.max(T.min(high, int64(self.tiles.planes - z)), low)
+        return bind(low * self.wide), bind(high * self.wide)
 
 
 def load(
-    image: Image, place: tuple[Expr, Expr, Expr, Expr], channel: Expr, size: tuple[int, int],
+    image: Image, place: Place, channel: Expr, size: tuple[int, int],
     count: int, lanes: int, exists: Expr = True,
 ) -> list[list[Expr]]:  # fmt: skip
     """`count` x `count` pixels' vectors of channels from `place` on, zeros outside of `size`, and
@@ -441,16 +451,18 @@ def _inside(first: Expr, step: int, size: int) -> Expr:
 
 
 def store(
-    image: Image, place: tuple[Expr, Expr, Expr, Expr], channel: Expr, tiles: Tiles,
+    image: Image, place: Place, channel: Expr, tiles: Tiles,
     values: list[list[Expr]], lanes: int,
 ) -> None:  # fmt: skip
     """Writes the outputs of a tile at `place` that exist."""
-    n, plane, *first = place
-    for i, row in enumerate(values):
-        exists_row = first[0] + i < tiles.height if tiles.height % TILE else True
-        with when(exists_row):
-            for j, value in enumerate(row):
-                exists = first[1] + j < tiles.width if tiles.width % TILE else True
-                with when(exists):
-                    there = image.at(n, first[0] + i, first[1] + j, 0, plane) + channel
-                    T.buffer_store(image.buffer, value, [vector(there, lanes)])
+    n, plane, row, column = place
+    rows, columns = (
+        [first + i < size if size % TILE else True for i in range(TILE)]
+        for first, size in ((row, tiles.height), (column, tiles.width))
+    )
+    for i, j in itertools.product(range(TILE), repeat=2):
+        exists = conjunction(rows[i], columns[j])
+        if exists is not False:  # the only tile there is
+            there = image.at(n, row + i, column + j, 0, plane) + channel
+            with when(exists):
+                T.buffer_store(image.buffer, values[i][j], [vector(there, lanes)])

@@ -11,8 +11,6 @@ in depth of others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -36,17 +34,19 @@ from ..emitters.loops import (
 from ..emitters.memory import Image, Memory
 from ..emitters.tiles import channel_block, tile_rows
 from ..machine import Machine
-from . import algorithm
 from .algorithm import (
     APART,
     POINTS,
     SIZE,
-    TAPS,
     TILE,
+    TILE_CYCLES,
     A,
     B,
     G,
     Pieces,
+    Where,
+    even,
+    first_pixel,
     load,
     load_points,
     load_taps,
@@ -54,46 +54,19 @@ from .algorithm import (
     store_points,
 )
 
-def even(count: int, most: int) -> int:
-    """How many at a time, at most, so that all parts have about as many."""
-    return ceildiv(count, ceildiv(count, most))
-
+# Bytes that fprop and dgrad take for weights, unless a single block of channels needs more; and of
+# transformed tiles in a chunk of wgrad, a share of a level-3 cache.
+_TOTAL, _MOST_CHUNK = 63 << 20, 8 << 20
+# Rows of a piece of fprop or dgrad, and what it takes to read a weight that is not in a level-2
+# cache, or not even in a level-3 cache, in multiplications.
+_ROWS, _NEAR, _FAR = (28, 14, 56, 112), 2, 32
 
 # ---- fprop and dgrad ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Tiling:
-    """How tiles are grouped: a task multiplies one group with one block of channels."""
-
-    pieces: Pieces
-    groups: int  # of a piece: one of images, whose pieces are groups
-    height: int  # tiles in a register tile
-    rows: int  # tiles in a group; those beyond the last one are never read
-    chunk: int  # pieces transformed at a time
-
-    @staticmethod
-    def make(pieces: Pieces, most: int, row_bytes: int) -> _Tiling:
-        count = pieces.size
-        groups = ceildiv(count, 2 * most)
-        size = ceildiv(count, groups)
-        height = ceildiv(size, ceildiv(size, most))
-        rows = ceildiv(size, height) * height
-        groups = ceildiv(count, rows)
-        if not pieces.depth:
-            pieces, groups = replace(pieces, size=rows), 1
-        bytes_ = POINTS * (groups * rows + pieces.halo) * row_bytes
-        chunk = max(1, algorithm.CHUNK // bytes_)
-        chunk = max(chunk, min(8, algorithm.MOST_CHUNK // bytes_))
-        return _Tiling(pieces, groups, height, rows, even(pieces.count, chunk))
-
-    @property
-    def moved(self) -> int:
-        """Tiles of a piece that are transformed, and what is read beyond its last."""
-        return self.groups * self.rows + self.pieces.halo
-
-
 def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
+    """A task transforms what a piece reads, multiplies it with all blocks of channels or some, and
+    transforms back: all of that in its level-2 cache."""
     dgrad = problem.kind is ConvKind.DGRAD
     operand, _, result = problem.roles
     size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
@@ -106,27 +79,25 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         memory.operand(operand, 1, size[1], block=lanes), memory.result(1, out[1], block=block)
     )
     reduced = ceildiv(size[1], lanes) * lanes
-    before = [TAPS - 1 - b if dgrad else b for b in problem.padding[problem.rank - 2 : problem.rank]]
-    most = tile_rows(m, vectors)
+    before = first_pixel(problem)
     step = reduced + APART
-    tiling = _Tiling.make(Pieces.of(problem, batch.images, step), min(most, 14), 4 * step)
-    pieces, taps = tiling.pieces, tiling.pieces.taps
-    asks = m.has_few_registers  # small register tiles read more for their products
-    point_step = tiling.moved * step
-    piece_step = POINTS * point_step
-    moved = memory.scratch.new("tiles", tiling.chunk * piece_step, "float32")
+    taps = problem.t if problem.rank == 3 else 1
     slab = taps * panels.reduced * block + APART  # of one point's weights, for a block of channels
     block_step = POINTS * slab
-    room = algorithm.TOTAL - batch.bytes
-    room = room // 4 - tiling.chunk * piece_step - panels.blocks * panels.block_step
+    room = (_TOTAL - batch.bytes) // 4 - panels.blocks * panels.block_step
     at_a_time = even(panels.blocks, max(1, room // block_step))
     turned = memory.scratch.new("points", at_a_time * block_step, "float32")
+    pieces, parts = _work(problem, m, batch.images, at_a_time)
+    most = min(tile_rows(m, vectors), 14)
+    height = even(pieces.size, most)  # of a register tile
+    rows = ceildiv(pieces.size, height) * height  # those beyond a piece's last are never read
+    point_step = (rows + pieces.read - pieces.size) * step + APART
+    asks = m.has_few_registers  # small register tiles read more for their products
 
     def weights(first: Expr) -> None:
         """Transforms the weights of the blocks of channels from `first` on."""
         with parallel(at_a_time, taps, panels.reduced) as (b, t, c):
-            exists = first + b < panels.blocks if panels.blocks % at_a_time else True
-            with when(exists):
+            with when(_exists(first + b, panels.blocks, at_a_time)):
                 source = (first + b) * panels.block_step + t * panels.t_step + c * block
                 source = bind(source)
                 target = bind(b * block_step + (t * panels.reduced + c) * block)
@@ -134,87 +105,97 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     terms = load_taps(weight, panels, source + v * lanes, lanes)
                     store_points(G, terms, turned, target + v * lanes, slab, lanes)
 
-    def inputs(x: Image, first: Expr) -> None:
-        """Transforms what the pieces from `first` on read."""
-        with parallel(tiling.chunk, pieces.size + pieces.halo) as (i, row):
-            piece = bind(first + i)
-            place, exists, is_read = pieces.operand(pieces.first(piece), row)
-            if pieces.count % tiling.chunk:
-                is_read = conjunction(is_read, piece < pieces.count)
-            with when(is_read):
-                n, d, p, q = place
+    def inputs(x: Image, moved: Expr, first: Where) -> None:
+        """Transforms what a piece reads."""
+        with serial(pieces.read) as row:
+            (n, d, p, q), on, is_tile = pieces.operand(first, row)
+            with when(is_tile):
                 corner = n, d, bind(p - before[0]), bind(q - before[1])
-                target = bind(i * piece_step + row * step)
+                target = bind(row * step)
                 with serial(reduced // lanes) as v:
-                    values = load(x, corner, v * lanes, size[-2:], SIZE, lanes, exists)
+                    values = load(x, corner, v * lanes, size[-2:], SIZE, lanes, on)
                     store_points(B, values, moved, target + v * lanes, point_step, lanes)
 
-    def products(y: Image, first: Expr, first_block: Expr) -> None:
-        with parallel(at_a_time, tiling.chunk, tiling.groups) as (b, i, g):
-            inside = first_block + b < panels.blocks if panels.blocks % at_a_time else True
-            piece = first + i
-            if pieces.count % tiling.chunk:
-                inside = conjunction(inside, piece < pieces.count)
-            with when(inside):
-                begin = pieces.first(bind(piece))
-                scratch = Scratch()
-                sums = scratch.new("sums", POINTS * tiling.rows * block, "float32")
-                with serial(POINTS) as e, serial(tiling.rows // tiling.height) as part:
-                    rows = bind(part * tiling.height)
-                    acc = local("acc", tiling.height * block, "float32")
-                    at = [
-                        vector((j * vectors + v) * lanes, lanes)
-                        for j in range(tiling.height)
-                        for v in range(vectors)
-                    ]
-                    for register in at:
-                        T.buffer_store(acc, zero("float32", lanes), [register])
-                    own = bind(g * tiling.rows + rows)
-                    left = bind(i * piece_step + e * point_step + own * step)
-                    right = bind(b * block_step + e * slab)
-                    low, high = pieces.reached(begin[1] + own, tiling.height)
-                    with serial(high, low) as t, serial(panels.reduced) as c:
-                        tap, panel = bind(left + t * (pieces.tap * step)), t * panels.reduced + c
-                        panel = bind(right + panel * block)
-                        if asks:  # for the next point's weights and tiles
-                            prefetch(turned, panel + slab, level=2)
-                            ahead = c * ceildiv(tiling.height * step, panels.reduced)
-                            prefetch(moved, tap + point_step + ahead, level=2)
-                        terms = [turned[vector(panel + v * lanes, lanes)] for v in range(vectors)]
-                        values = [moved[int64(tap + j * step + c)] for j in range(tiling.height)]
-                        outer(acc, lanes, values, terms)
-                    place = bind((e * tiling.rows + rows) * block)
-                    for j, register in enumerate(at):
-                        T.buffer_store(sums, acc[register], [vector(place + j * lanes, lanes)])
-                with serial(tiling.rows) as row:
-                    tile, exists = pieces.result(begin, bind(g * tiling.rows + row))
-                    if tiling.groups * tiling.rows > pieces.size:
-                        exists = conjunction(exists, g * tiling.rows + row < pieces.size)
-                    with when(exists):
-                        where = pieces.results.place(tile)
-                        with serial(vectors) as v:
-                            outputs(y, sums, row, v, where, first_block + b)
-                scratch.keep()
+    def products(moved: Expr, sums: Expr, first: Where, b: Expr) -> None:
+        """The products of a piece with a block of channels."""
+        with serial(POINTS) as e, serial(rows // height) as part:
+            own = bind(part * height)
+            acc = local("acc", height * block, "float32")
+            at = [vector(i * lanes, lanes) for i in range(height * vectors)]
+            for register in at:
+                T.buffer_store(acc, zero("float32", lanes), [register])
+            left = bind(e * point_step + own * step)
+            right = bind(b * block_step + e * slab)
+            low, high = pieces.reached(first, own, height)
+            with serial(high, low) as t, serial(panels.reduced) as c:
+                tap = bind(left + t * (pieces.tap * step))
+                panel = bind(right + (t * panels.reduced + c) * block)
+                if asks:  # for the next point's weights
+                    prefetch(turned, panel + slab, level=2)
+                terms = [turned[vector(panel + v * lanes, lanes)] for v in range(vectors)]
+                values = [moved[int64(tap + i * step + c)] for i in range(height)]
+                outer(acc, lanes, values, terms)
+            place = bind((e * rows + own) * block)
+            for i, register in enumerate(at):
+                T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])
 
-    def outputs(
-        y: Image, sums: Expr, row: Expr, v: Expr, place: tuple[Expr, Expr, Expr, Expr], b: Expr
-    ) -> None:
-        at = bind(row * block + v * lanes)
-        values = load_points(A, sums, at, tiling.rows * block, lanes)
-        store(y, place, b * block + v * lanes, pieces.results, values, lanes)
+    def outputs(y: Image, sums: Expr, first: Where, b: Expr) -> None:
+        """Transforms the sums of a piece and a block of channels."""
+        with serial(pieces.size) as row:
+            place, exists = pieces.result(first, row)
+            with when(exists), serial(vectors) as v:
+                values = load_points(A, sums, bind(row * block + v * lanes), rows * block, lanes)
+                store(y, place, b * block + v * lanes, pieces.tiles, values, lanes)
 
     once = at_a_time == panels.blocks
     if once:
         weights(0)
-    chunks = ceildiv(pieces.count, tiling.chunk)
-    with batch.each() as (_, _, (x, y)), serial(chunks) as number:
-        first = bind(number * tiling.chunk)
-        inputs(x, first)
-        with serial(ceildiv(panels.blocks, at_a_time)) as part:
-            first_block = bind(part * at_a_time)
-            if not once:
-                weights(first_block)
-            products(y, first, first_block)
+    with batch.each() as (_, _, (x, y)), serial(ceildiv(panels.blocks, at_a_time)) as part:
+        first_block = bind(part * at_a_time)
+        if not once:
+            weights(first_block)
+        with parallel(pieces.count, parts) as (piece, share):
+            scratch = Scratch()
+            moved = scratch.new("tiles", POINTS * point_step, "float32")
+            sums = scratch.new("sums", POINTS * rows * block, "float32")
+            first = pieces.first(piece)
+            inputs(x, moved, first)
+            with serial(ceildiv(at_a_time, parts)) as i:
+                own = bind(share * ceildiv(at_a_time, parts) + i)
+                exists = conjunction(
+                    _exists(own, at_a_time, ceildiv(at_a_time, parts)),
+                    _exists(first_block + own, panels.blocks, at_a_time),
+                )
+                with when(exists):
+                    products(moved, sums, first, own)
+                    outputs(y, sums, first, bind(first_block + own))
+            scratch.keep()
+
+
+def _exists(number: Expr, count: int, at_a_time: int) -> Expr:
+    """Whether there is such a number, where some at a time are taken."""
+    return number < count if count % at_a_time else True
+
+
+def _work(problem: ConvProblem, m: Machine, images: int, blocks: int) -> tuple[Pieces, int]:
+    """(pieces, parts of the blocks of channels) of tasks that are even work, and read little."""
+    operand, _, result = problem.roles
+    reduced, channels = (problem.canonical_shape(role)[1] for role in (operand, result))
+    taps = problem.t if problem.rank == 3 else 1
+    weights = taps * reduced * channels * POINTS
+    far = 4 * weights > m.l2_bytes * 8
+    found = []
+    for rows in _ROWS:
+        pieces = Pieces.of(problem, images, rows)
+        for parts in range(1, blocks + 1):
+            if blocks % parts:
+                continue
+            tasks = pieces.count * parts
+            moved = pieces.read * reduced + pieces.size * channels / parts
+            cost = pieces.size * weights / parts + TILE_CYCLES * moved
+            cost += (_FAR if far else _NEAR) * weights / parts
+            found.append((ceildiv(tasks, m.cores) * cost, -rows, pieces, parts))
+    return min(found, key=lambda one: one[:2])[2:]
 
 
 # ---- wgrad -------------------------------------------------------------------------------------
@@ -230,39 +211,38 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     )
     weight, panels = memory.panels("O", 1, problem.k, problem.c, block)
     slices, blocks = ceildiv(problem.c, lanes), panels.blocks
-    channels = slices * lanes + blocks * block
-    pieces = Pieces.of(problem, batch.images, channels)
-    bytes_ = 4 * POINTS * channels
-    chunk = max(1, algorithm.CHUNK // bytes_)
-    chunk = max(chunk, min(128, algorithm.MOST_CHUNK // bytes_))
-    if not pieces.depth:
-        pieces = replace(pieces, size=even(pieces.size, chunk))
-    some = even(pieces.count, max(1, chunk // (pieces.size + pieces.halo)))  # at a time
-    read = pieces.size + pieces.halo
+    row_bytes = 4 * POINTS * (slices * lanes + blocks * block)
+    chunk = min(_MOST_CHUNK, max(1 << 20, m.l2_bytes * m.cores // 2))
+    rows = max(16, chunk // row_bytes)
+    pieces = Pieces.of(problem, batch.images, rows)
+    some = even(pieces.count, max(1, rows // pieces.read))  # at a time
+    read = pieces.read
     x_step = some * read * lanes + APART
     y_step = some * pieces.size * block + APART
     data = memory.scratch.new("data_points", slices * POINTS * x_step, "float32")
     grad = memory.scratch.new("grad_points", blocks * POINTS * y_step, "float32")
     height = min(tile_rows(m, vectors), lanes // 2)
     height = next(h for h in range(height, 0, -1) if lanes % h == 0)
-    padding = problem.padding[problem.rank - 2 : problem.rank]
+    before = first_pixel(problem)
 
     def inputs(x: Image, y: Image, first: Expr, count: Expr) -> None:
-        with parallel(some, read) as (i, row), when(i < count):
+        """Transforms some pieces; what is not there is zeros."""
+        with parallel(some, read) as (i, row), when(i < count if pieces.count % some else True):
             where = pieces.first(bind(first + i))
-            (n, d, p, q), exists, is_read = pieces.operand(where, row)
-            with when(conjunction(is_read, exists)):
-                corner = n, d, bind(p - padding[0]), bind(q - padding[1])
-                target = bind((i * read + row) * lanes)
-                with serial(slices) as v:
-                    values = load(x, corner, v * lanes, (problem.h, problem.w), SIZE, lanes)
-                    store_points(B, values, data, v * POINTS * x_step + target, x_step, lanes)
-            tile, exists = pieces.result(where, row)
-            with when(conjunction(exists, row < pieces.size if pieces.halo else True)):
-                place, target = pieces.results.place(tile), bind((i * pieces.size + row) * block)
+            (n, d, p, q), on, is_tile = pieces.operand(where, row)
+            corner = n, d, bind(p - before[0]), bind(q - before[1])
+            target = bind((i * read + row) * lanes)
+            with serial(slices) as v:
+                exists = conjunction(on, is_tile)
+                values = load(x, corner, v * lanes, (problem.h, problem.w), SIZE, lanes, exists)
+                store_points(B, values, data, v * POINTS * x_step + target, x_step, lanes)
+            with when(row < pieces.size if pieces.depth else True):
+                place, exists = pieces.result(where, row)
+                target = bind((i * pieces.size + row) * block)
                 with serial(blocks) as b, serial(vectors) as v:
                     channel = b * block + v * lanes
-                    values = load(y, place, channel, (problem.p, problem.q), TILE, lanes)
+                    size = problem.p, problem.q
+                    values = load(y, place, channel, size, TILE, lanes, exists)
                     there = b * POINTS * y_step + target + v * lanes
                     store_points(A, values, grad, there, y_step, lanes)
 
@@ -283,7 +263,7 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                 left = bind((c * POINTS + e) * x_step + rows + tap * (pieces.tap * lanes))
                 right = bind((b * POINTS + e) * y_step)
                 with serial(count) as i:
-                    low, high = pieces.rows(pieces.first(bind(first + i)), tap)
+                    low, high = pieces.met(pieces.first(bind(first + i)), tap)
                     here = bind(left + i * (read * lanes))
                     there = bind(right + i * (pieces.size * block))
                     with serial(high, low) as t:

@@ -21,6 +21,7 @@ from ..emitters.loops import (
     bind,
     ceildiv,
     conjunction,
+    digits,
     int64,
     local,
     outer,
@@ -39,11 +40,11 @@ from .algorithm import (
     APART,
     POINTS,
     SIZE,
-    TAPS,
     A,
     B,
     G,
     Pieces,
+    first_pixel,
     load,
     load_points,
     load_taps,
@@ -64,8 +65,8 @@ def pays(problem: ConvProblem, m: Machine) -> bool:
         problem.layout(role)[-1] == "C" and problem.dtype(role) == "float32"
         for role in (operand, result)
     )
-    pieces = Pieces.of(problem, problem.n, reduced, 1)
-    tiles, reduced = pieces.results.count, reduced * pieces.taps
+    pieces = Pieces.of(problem, problem.n, 1)
+    tiles, reduced = pieces.tiles.count, reduced * pieces.taps
     return bool(
         in_place
         and 4 * POINTS * tiles * vectors * lanes <= m.l2_bytes * 5 // 8
@@ -82,7 +83,7 @@ class Kernel:
         dgrad = problem.kind is ConvKind.DGRAD
         operand, _, result = problem.roles
         self.size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
-        self.before = [TAPS - 1 - b if dgrad else b for b in problem.padding[problem.rank - 2 : problem.rank]]
+        self.before = first_pixel(problem)
         self.lanes = m.lanes("float32")
         self.line = m.line("float32")
         self.vectors, _ = channel_block(m, "float32", out[1])
@@ -96,24 +97,26 @@ class Kernel:
             memory.operand(operand, 1, reduced, block=self.lanes),
             memory.result(1, out[1], block=self.block),
         )
-        pieces = Pieces.of(problem, self.batch.images, reduced, 1)
-        self.pieces = pieces = replace(pieces, size=pieces.length)  # one for each run
-        most, length = tile_rows(m, self.vectors), pieces.length
+        pieces = Pieces.of(problem, self.batch.images, 1)
+        # One for each image, or for all that have no depth.
+        pieces = replace(pieces, high=pieces.tiles.planes, wide=pieces.tiles.plane)
+        self.pieces = pieces
+        most, length = tile_rows(m, self.vectors), pieces.size
         self.height = ceildiv(length, ceildiv(length, most))
-        self.each = ceildiv(length, self.height)  # register tiles of a run
-        self.rows = pieces.runs * self.each * self.height  # of sums
-        self.read = self.each * self.height + pieces.halo  # of tiles, of a run
+        self.each = ceildiv(length, self.height)  # register tiles of a piece
+        self.rows = pieces.count * self.each * self.height  # of sums
+        self.read = self.each * self.height + pieces.read - length  # of tiles, of a piece
         self.step = reduced + APART
         self.slab = _PART * self.block + APART  # of one point's weights
-        self.point_step = pieces.runs * self.read * self.step
+        self.point_step = pieces.count * self.read * self.step
         self.moved = memory.scratch.new("tiles", POINTS * self.point_step, "float32")
 
     def write(self) -> None:
         pieces, taps = self.pieces, self.pieces.taps
         with self.batch.each() as (_, _, (x, y)):
-            grid = (pieces.runs, pieces.length + pieces.halo)
-            with parallel(*grid) as (run, row), serial(self.size[1] // self.lanes) as v:
-                self._input(x, run, row, v)
+            grid = (pieces.count, pieces.read)
+            with parallel(*grid) as (piece, row), serial(self.size[1] // self.lanes) as v:
+                self._input(x, piece, row, v)
             with parallel(self.panels.blocks) as (b,):
                 scratch = Scratch()
                 sums = scratch.new("sums", POINTS * self.rows * self.block, "float32")
@@ -121,19 +124,19 @@ class Kernel:
                 with serial(self.panels.reduced // _PART) as part, serial(taps) as t:
                     with serial(_PART) as c, serial(self.vectors) as v:
                         self._weight(points, b, (part, t), c, v)
-                    with serial(POINTS) as e, serial(pieces.runs * self.each) as i:
+                    with serial(POINTS) as e, serial(pieces.count * self.each) as i:
                         self._products(sums, points, (part, t), e, i)
-                with serial(pieces.runs * pieces.length) as tile, serial(self.vectors) as v:
+                with serial(pieces.count * pieces.size) as tile, serial(self.vectors) as v:
                     self._output(y, sums, b, tile, v)
                 scratch.keep()
 
-    def _input(self, x: Image, run: Expr, row: Expr, v: Expr) -> None:
+    def _input(self, x: Image, piece: Expr, row: Expr, v: Expr) -> None:
         """Transforms one tile of one vector of channels."""
-        (n, d, p, q), exists, _ = self.pieces.operand((run, 0), row)
+        (n, d, p, q), exists, _ = self.pieces.operand((piece, 0, 0), row)
         corner = n, d, bind(p - self.before[0]), bind(q - self.before[1])
         channel = v * self.lanes
         values = load(x, corner, channel, self.size[-2:], SIZE, self.lanes, exists)
-        place = bind((run * self.read + row) * self.step + channel)
+        place = bind((piece * self.read + row) * self.step + channel)
         store_points(B, values, self.moved, place, self.point_step, self.lanes)
 
     def _weight(
@@ -152,11 +155,11 @@ class Kernel:
         """Adds the products of one point's tiles, a register tile, with a part of the weights."""
         height, vectors, lanes = self.height, self.vectors, self.lanes
         part, t = of
-        run, own = (0, number) if self.pieces.runs == 1 else (
+        piece, own = (0, number) if self.pieces.count == 1 else (
             bind(number // self.each), bind(number % self.each)
         )  # fmt: skip
         own = bind(own * height)
-        low, high = self.pieces.reached(own, height)
+        low, high = self.pieces.reached((piece, 0, 0), own, height)
         is_first = conjunction(part == 0, t == 0)
         met: Expr = True
         if self.pieces.depth:  # a first tap that is met by none clears its sums
@@ -169,7 +172,7 @@ class Kernel:
             for register, there in zip(at, places, strict=True):
                 before = T.if_then_else(is_first, zero("float32", lanes), sums[there])
                 T.buffer_store(acc, before, [register])
-            left = run * self.read + own + t * self.pieces.tap
+            left = piece * self.read + own + t * self.pieces.tap
             left = bind(e * self.point_step + left * self.step + part * _PART)
             right = bind(e * self.slab)
             ahead = left + self.point_step  # what the next point's tiles need
@@ -189,11 +192,10 @@ class Kernel:
 
     def _output(self, y: Image, sums: Expr, b: Expr, tile: Expr, v: Expr) -> None:
         """Transforms the sums of one tile and one vector of channels."""
-        pieces, row = self.pieces, tile
-        if pieces.runs > 1:
-            row = tile // pieces.length * (self.each * self.height) + tile % pieces.length
-        first = bind(row * self.block + v * self.lanes)
+        pieces = self.pieces
+        piece, row = digits(tile, (pieces.count, pieces.size))
+        first = bind((piece * self.each * self.height + row) * self.block + v * self.lanes)
         step = self.rows * self.block
         values = load_points(A, sums, first, step, self.lanes)
-        place = pieces.results.place(tile)
-        store(y, place, b * self.block + v * self.lanes, pieces.results, values, self.lanes)
+        place, _ = pieces.result((piece, 0, 0), row)
+        store(y, place, b * self.block + v * self.lanes, pieces.tiles, values, self.lanes)
