@@ -86,6 +86,7 @@ def _cases(suite: str, args: argparse.Namespace, threads: int) -> Iterator[tuple
         if not args.quick or work >= total / 20:
             key = {"suite": suite, "problem": problem.repro(),
                    "threads": threads or len(usable_cores())}  # fmt: skip
+            key |= {"winograd": True} if args.winograd else {}
             yield works.index(work), Case(key, (layer, problem))
 
 
@@ -107,7 +108,7 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
         layer, problem = case.what
         given = problem.repro(), layer.transposed
         now = 0  # after a process that dies there are new ones
-        row = sides[0](ours, *given)
+        row = sides[0](ours, *given, args.winograd)
         sides[1](theirs, *given)
         times = best(sides, *how)
         now = threads
@@ -130,11 +131,11 @@ def _ceilings(threads: int) -> Row:
     return {"fma_gflops": flops / 1e9, "copy_gbytes": gbytes / 1e9}
 
 
-def ours(text: str, transposed: bool) -> Row:
+def ours(text: str, transposed: bool, winograd: bool) -> Row:
     """Makes a problem's kernel, and compares what it gives with PyTorch in float32."""
     problem = ConvProblem.parse(text)
     a, b = map(tvm.runtime.tensor, random_operands(problem, np.random.default_rng(0)))
-    target = cpu.host_target(torch.get_num_threads())
+    target = cpu.host_target(torch.get_num_threads(), allow_winograd=winograd)
     start = time.perf_counter()
     made = cpu.kernel(problem, target)
     kernel = tvm.compile(made.func, target=target)["main"]
@@ -198,6 +199,7 @@ BENCHMARK = Benchmark(
         "layouts": Option(("NHWC",), "", tuple(LAYOUTS)),
         "batch": Option(8, "images"),
         "dtype": Option("f32", "", ("f32", "bf16", "f16")),
+        "winograd": Option(False, "with Winograd's kernels, as `Trainer` has them"),
         "threads": Option(("0",), "numbers of threads; 0: of cores"),
         "rounds": Option(5, "in which all take turns"),
     },

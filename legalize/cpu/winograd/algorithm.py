@@ -33,7 +33,18 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..emitters.axes import Axis
-from ..emitters.loops import Expr, bind, ceildiv, conjunction, digits, int64, splat, vector, when, zero
+from ..emitters.loops import (
+    Expr,
+    bind,
+    ceildiv,
+    conjunction,
+    digits,
+    int64,
+    splat,
+    vector,
+    when,
+    zero,
+)
 from ..emitters.memory import Image, Panels
 from ..machine import Machine
 

@@ -1,12 +1,11 @@
 """fprop, dgrad and wgrad by Winograd's algorithm; see `winograd` for the algebra.
 
-Transformed operands are large (36 numbers for 16), so tiles go through in chunks of a size that
-caches hold: the chunk's tiles are transformed, then tasks multiply and transform back, each for a
-block of channels with its 36 products in the level-2 cache.  The same operations in the same order
-make each result, whatever the number of threads.
-
-Of a volume a chunk is made of whole pieces (`algorithm.Pieces`), whose planes are met by the taps
-in depth of others.
+Transformed operands are large, 36 numbers for 16, so tiles go through in pieces of a size that
+caches hold.  A task of fprop or dgrad transforms what its piece reads, multiplies it with blocks of
+channels, and transforms the sums back, all of that in its level-2 cache; weights are transformed
+once for all.  wgrad's sums are over all pieces: some at a time are transformed by all cores, as
+many as their level-2 caches hold, before tasks multiply them, each for a block of channels.  The
+same operations in the same order make each result, whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -54,12 +53,14 @@ from .algorithm import (
     store_points,
 )
 
-# Bytes that fprop and dgrad take for weights, unless a single block of channels needs more; and of
-# transformed tiles in a chunk of wgrad, a share of a level-3 cache.
-_TOTAL, _MOST_CHUNK = 63 << 20, 8 << 20
-# Rows of a piece of fprop or dgrad, and what it takes to read a weight that is not in a level-2
-# cache, or not even in a level-3 cache, in multiplications.
-_ROWS, _NEAR, _FAR = (28, 14, 56, 112), 2, 32
+# Bytes that fprop and dgrad take for weights, unless a single block of channels needs more; of
+# transformed tiles at a time in wgrad; and rows of a piece there, at least.
+_TOTAL, _MOST_CHUNK, _LEAST_ROWS = 63 << 20, 8 << 20, 16
+# Rows of a piece of fprop or dgrad, tried in this order.
+_ROWS = (28, 14, 56, 112)
+# What it takes to read a transformed weight for a piece, in multiplications, if all of them are
+# no more than so many times the level-2 cache, or more: from memory.
+_NEAR, _FAR, _BEYOND = 2, 32, 8
 
 # ---- fprop and dgrad ---------------------------------------------------------------------------
 
@@ -96,14 +97,14 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
 
     def weights(first: Expr) -> None:
         """Transforms the weights of the blocks of channels from `first` on."""
-        with parallel(at_a_time, taps, panels.reduced) as (b, t, c):
-            with when(_exists(first + b, panels.blocks, at_a_time)):
-                source = (first + b) * panels.block_step + t * panels.t_step + c * block
-                source = bind(source)
-                target = bind(b * block_step + (t * panels.reduced + c) * block)
-                with serial(vectors) as v:
-                    terms = load_taps(weight, panels, source + v * lanes, lanes)
-                    store_points(G, terms, turned, target + v * lanes, slab, lanes)
+        grid = parallel(at_a_time, taps, panels.reduced)
+        with grid as (b, t, c), when(_exists(first + b, panels.blocks, at_a_time)):
+            source = (first + b) * panels.block_step + t * panels.t_step + c * block
+            source = bind(source)
+            target = bind(b * block_step + (t * panels.reduced + c) * block)
+            with serial(vectors) as v:
+                terms = load_taps(weight, panels, source + v * lanes, lanes)
+                store_points(G, terms, turned, target + v * lanes, slab, lanes)
 
     def inputs(x: Image, moved: Expr, first: Where) -> None:
         """Transforms what a piece reads."""
@@ -178,24 +179,27 @@ def _exists(number: Expr, count: int, at_a_time: int) -> Expr:
 
 
 def _work(problem: ConvProblem, m: Machine, images: int, blocks: int) -> tuple[Pieces, int]:
-    """(pieces, parts of the blocks of channels) of tasks that are even work, and read little."""
+    """(pieces, parts of the blocks of channels): tasks that should take the least time.
+
+    Longer pieces read weights less often, shorter ones and parts are even work for more cores.
+    """
     operand, _, result = problem.roles
     reduced, channels = (problem.canonical_shape(role)[1] for role in (operand, result))
-    taps = problem.t if problem.rank == 3 else 1
-    weights = taps * reduced * channels * POINTS
-    far = 4 * weights > m.l2_bytes * 8
-    found = []
-    for rows in _ROWS:
-        pieces = Pieces.of(problem, images, rows)
-        for parts in range(1, blocks + 1):
-            if blocks % parts:
-                continue
-            tasks = pieces.count * parts
-            moved = pieces.read * reduced + pieces.size * channels / parts
-            cost = pieces.size * weights / parts + TILE_CYCLES * moved
-            cost += (_FAR if far else _NEAR) * weights / parts
-            found.append((ceildiv(tasks, m.cores) * cost, -rows, pieces, parts))
-    return min(found, key=lambda one: one[:2])[2:]
+    weights = POINTS * reduced * channels * (problem.t if problem.rank == 3 else 1)
+    reading = _FAR if 4 * weights > _BEYOND * m.l2_bytes else _NEAR
+
+    def cycles(pieces: Pieces, parts: int) -> float:
+        transforms = TILE_CYCLES * (pieces.read * reduced + pieces.size * channels / parts)
+        task = (pieces.size + reading) * weights / parts + transforms
+        return ceildiv(pieces.count * parts, m.cores) * task
+
+    found = [
+        (Pieces.of(problem, images, rows), parts)
+        for parts in range(1, blocks + 1)
+        if blocks % parts == 0
+        for rows in _ROWS
+    ]
+    return min(found, key=lambda one: cycles(*one))
 
 
 # ---- wgrad -------------------------------------------------------------------------------------
@@ -212,8 +216,7 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     weight, panels = memory.panels("O", 1, problem.k, problem.c, block)
     slices, blocks = ceildiv(problem.c, lanes), panels.blocks
     row_bytes = 4 * POINTS * (slices * lanes + blocks * block)
-    chunk = min(_MOST_CHUNK, max(1 << 20, m.l2_bytes * m.cores // 2))
-    rows = max(16, chunk // row_bytes)
+    rows = max(_LEAST_ROWS, min(_MOST_CHUNK, m.l2_bytes * m.cores // 2) // row_bytes)
     pieces = Pieces.of(problem, batch.images, rows)
     some = even(pieces.count, max(1, rows // pieces.read))  # at a time
     read = pieces.read

@@ -139,9 +139,7 @@ class Kernel:
         place = bind((piece * self.read + row) * self.step + channel)
         store_points(B, values, self.moved, place, self.point_step, self.lanes)
 
-    def _weight(
-        self, points: Expr, b: Expr, of: tuple[Expr, Expr], c: Expr, v: Expr
-    ) -> None:
+    def _weight(self, points: Expr, b: Expr, of: tuple[Expr, Expr], c: Expr, v: Expr) -> None:
         """Transforms one vector of weights, of (a part of the channels, a tap in depth)."""
         (part, t), first = of, v * self.lanes
         source = b * self.panels.block_step + t * self.panels.t_step
