@@ -48,10 +48,7 @@ def applies(problem: ConvProblem, m: Machine) -> bool:
         return False
     if problem.kind is ConvKind.WGRAD:
         return problem.c >= m.lanes(problem.accum_dtype) // 2
-    return (
-        _is_affine(problem)
-        and sum(not inner for _, inner, _ in _tiles(_axes(problem)[2], m)) <= _MOST_WRITTEN
-    )
+    return _is_affine(problem) and _is_short(_shape(problem, m)[1])
 
 
 def _is_affine(problem: ConvProblem) -> bool:
@@ -73,10 +70,9 @@ def _axes(problem: ConvProblem) -> list[Axis]:
     ]
 
 
-def _tiles(columns: Axis, m: Machine) -> list[tuple[int, bool, int]]:
+def _tiles(columns: Axis, most: int) -> list[tuple[int, bool, int]]:
     """Of each tile its first column, whether all its taps are on the data, and its columns."""
-    most = min(columns.count, m.registers - 4, 14)
-    wide = -(-columns.count // -(-columns.count // most))
+    wide = -(-columns.count // -(-columns.count // min(columns.count, most)))
     found = []
     for begin in range(0, columns.count, wide):
         width = min(wide, columns.count - begin)
@@ -85,6 +81,27 @@ def _tiles(columns: Axis, m: Machine) -> list[tuple[int, bool, int]]:
         inner = low >= 0 and high + (columns.kernel - 1) * columns.dilation < columns.size
         found.append((begin, inner and width == wide, width))
     return found
+
+
+def _shape(problem: ConvProblem, m: Machine) -> tuple[int, list[tuple[int, bool, int]]]:
+    """(vectors of channels in a tile, `_tiles`).
+
+    Of a pixel's many lines a tile of one vector would read one: those of some rows compete for
+    places in a level-1 cache, and memory is read by neighbours.  So tiles have 4 vectors, or 2, of
+    half as many sums as there are registers, where a row has room and channels are enough.
+    """
+    columns, sums = _axes(problem)[2], m.registers // 2
+    for vectors in (4, 2):
+        tiles = _tiles(columns, sums // vectors)
+        has_room = columns.count > sums // vectors or vectors == 2
+        if has_room and problem.c >= vectors * m.lanes(problem.accum_dtype) and _is_short(tiles):
+            return vectors, tiles
+    return 1, _tiles(columns, min(m.registers - 4, 14))
+
+
+def _is_short(tiles: list[tuple[int, bool, int]]) -> bool:
+    """Whether few tiles are written out, those that meet the border."""
+    return sum(not inner for _, inner, _ in tiles) <= _MOST_WRITTEN
 
 
 def write(problem: ConvProblem, m: Machine, buffers: dict[str, Expr]) -> None:
@@ -131,38 +148,42 @@ class _Tiles:
     def __init__(self, problem: ConvProblem, m: Machine, x: Expr, w: Expr, y: Expr) -> None:
         self.problem, self.x, self.w, self.y = problem, x, w, y
         self.axes = _axes(problem)
-        self.tiles = _tiles(self.axes[2], m)
+        self.vectors, self.tiles = _shape(problem, m)
 
     def write(self, lanes: int) -> None:
         p = self.problem
         depths, rows, _ = self.axes
         with parallel(p.n, depths.out, rows.out) as row:
-            full, tail = divmod(p.c, lanes)
-            if full:
-                with serial(full) as chunk:
-                    self._row(row, bind(chunk * lanes), lanes)
-            if tail:
-                self._row(row, full * lanes, tail)
+            start = 0
+            for vectors, of in ((self.vectors, lanes), (1, lanes), (1, p.c % lanes)):
+                count = (p.c - start) // (vectors * of) if of else 0
+                if count:
+                    with serial(count) as chunk:
+                        self._row(row, bind(start + chunk * (vectors * of)), vectors, of)
+                start += count * vectors * of
 
-    def _row(self, row: list[Expr], at: Expr, lanes: int) -> None:
-        """All columns of a row, of `lanes` channels from `at` on."""
+    def _row(self, row: list[Expr], at: Expr, vectors: int, lanes: int) -> None:
+        """All columns of a row, of so many vectors of channels from `at` on."""
         for inner, run in groupby(self.tiles, key=lambda one: one[1]):
             tiles = list(run)
             if not inner or len(tiles) == 1:
                 for begin, _, width in tiles:
-                    self._tile(row, at, lanes, begin, width)
+                    self._tile(row, at, vectors, lanes, begin, width)
                 continue
             first, _, width = tiles[0]
             with serial(len(tiles)) as number:
-                self._tile(row, at, lanes, bind(number * width + first), width)
+                self._tile(row, at, vectors, lanes, bind(number * width + first), width)
 
-    def _tile(self, row: list[Expr], at: Expr, lanes: int, begin: Expr, width: int) -> None:
+    def _tile(
+        self, row: list[Expr], at: Expr, vectors: int, lanes: int, begin: Expr, width: int
+    ) -> None:
         """So many columns from `begin` on; where that is no number all taps are on the data."""
         p, (n, z, a) = self.problem, row
-        accum, registers = p.accum_dtype, [vector(i * lanes, lanes) for i in range(width)]
-        acc = local("acc", width * lanes, accum)
-        for register in registers:
-            T.buffer_store(acc, zero(accum, lanes), [register])
+        accum, many = p.accum_dtype, range(vectors)
+        registers = [[vector((i * vectors + v) * lanes, lanes) for v in many] for i in range(width)]
+        acc = local("acc", width * vectors * lanes, accum)
+        for i in range(width * vectors):
+            T.buffer_store(acc, zero(accum, lanes), [vector(i * lanes, lanes)])
         depths, rows, columns = self.axes
         begins, ends = [], []
         for position, axis in ((z, depths), (a, rows)):
@@ -180,13 +201,14 @@ class _Tiles:
 
             def products(s: Expr) -> None:
                 own = p.s - 1 - s if p.kind is ConvKind.DGRAD else s
-                value = bind(self.w[vector(taps + own * p.c, lanes)])
-                for i, register in enumerate(registers):
+                values = [bind(self.w[vector(taps + own * p.c + v * lanes, lanes)]) for v in many]
+                for i, of_pixel in enumerate(registers):
                     column = (begin + i) * columns.stride + s * columns.dilation - columns.before
                     if isinstance(column, int) and not 0 <= column < columns.size:
                         continue
-                    data = self.x[vector(line + column * p.c, lanes)]
-                    T.buffer_store(acc, acc[register] + data * value, [register])
+                    for v, register in enumerate(of_pixel):
+                        data = self.x[vector(line + column * p.c + v * lanes, lanes)]
+                        T.buffer_store(acc, acc[register] + data * values[v], [register])
 
             if isinstance(begin, int) or p.s <= _UNROLLED:
                 for s in range(p.s):
@@ -196,8 +218,10 @@ class _Tiles:
                     products(s)
         place = ((n * depths.out + z) * rows.out + a) * (columns.out * p.c)
         place = bind(place + begin * p.c + at)
-        for i, register in enumerate(registers):
-            T.buffer_store(self.y, acc[register], [vector(place + i * p.c, lanes)])
+        for i, of_pixel in enumerate(registers):
+            for v, register in enumerate(of_pixel):
+                there = vector(place + i * p.c + v * lanes, lanes)
+                T.buffer_store(self.y, acc[register], [there])
 
 
 _ROWS = 4  # of a tile of `_Columns`, at most

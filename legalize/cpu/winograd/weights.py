@@ -8,6 +8,7 @@ sums.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tvm import tirx
@@ -61,18 +62,24 @@ def pays(problem: ConvProblem, m: Machine) -> bool:
     operand, _, result = problem.roles
     reduced, channels = (problem.canonical_shape(role)[1] for role in (operand, result))
     vectors, lanes = channel_block(m, "float32", channels)
-    in_place = all(
-        problem.layout(role)[-1] == "C" and problem.dtype(role) == "float32"
-        for role in (operand, result)
-    )
     pieces = Pieces.of(problem, problem.n, 1)
     tiles, reduced = pieces.tiles.count, reduced * pieces.taps
     return bool(
-        in_place
-        and 4 * POINTS * tiles * vectors * lanes <= m.l2_bytes * 5 // 8
+        4 * POINTS * tiles * vectors * lanes <= m.l2_bytes * 5 // 8
         and 4 * POINTS * channels * reduced > m.l2_bytes * m.cores
         and channels % (vectors * lanes) == reduced % _PART == 0
         and is_even(channels // (vectors * lanes), m.cores)
+        # Copies of all images at once: weights are transformed for each of some.
+        and _copied(problem, (operand, result)) <= m.l2_bytes * m.cores
+    )
+
+
+def _copied(problem: ConvProblem, roles: tuple[str, str]) -> int:
+    """Bytes of tensors that are not channel-last in float32."""
+    return sum(
+        4 * math.prod(problem.canonical_shape(role))
+        for role in roles
+        if problem.layout(role)[-1] != "C" or problem.dtype(role) != "float32"
     )
 
 
