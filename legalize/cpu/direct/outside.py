@@ -96,7 +96,8 @@ class _Kernel:
             count = bind(end - first)
             copied = local("pixels", many * self.reduced * self.width, self.memory.accum)
             self._copy(copied, n, first, count)
-            with serial(count) as t, serial(each) as i:
+            # A block's rows are written for all tiles: memory is far, and rows are far apart.
+            with serial(each) as i, serial(count) as t:
                 block = bind(part * each + i)
                 for tile in self._tiles(first + t):
                     with when(tile.there):
