@@ -9,6 +9,7 @@ they are outside columns do, of a channel's volume that is copied with its borde
 
 from __future__ import annotations
 
+import itertools
 import math
 from itertools import groupby
 
@@ -225,6 +226,7 @@ class _Tiles:
 
 
 _ROWS = 4  # of a tile of `_Columns`, at most
+_HELD = 9  # taps that wait in registers
 
 
 class _Columns:
@@ -243,6 +245,13 @@ class _Columns:
         reach[2] = vectors * self.lanes + (columns.kernel - 1) * columns.dilation
         self.reach, self.vectors = reach, vectors
         self.wide = 3 if m.has_few_registers else 4  # vectors of a tile's row, at most
+        # A vector that begins in the midst of a cache line takes two, so it should be read once.
+        rows = self.axes[1]
+        self.shares_rows = (
+            not m.has_few_registers
+            and problem.r * problem.s <= _HELD
+            and rows.stride == rows.dilation == 1
+        )
 
     def write(self) -> None:
         p, accum = self.problem, self.problem.accum_dtype
@@ -306,30 +315,33 @@ class _Columns:
         acc = local("acc", high * wide * lanes, accum)
         for i in range(high * wide):
             T.buffer_store(acc, zero(accum, lanes), [vector(i * lanes, lanes)])
-        with serial(p.t) as t, serial(p.r) as r:
-            line = (z * depths.stride + t * depths.dilation) * self.reach[1]
-            line = bind((line + a * rows.stride + r * rows.dilation) * self.reach[2])
-            dgrad = p.kind is ConvKind.DGRAD
-            own = (p.t - 1 - t, p.r - 1 - r) if dgrad else (t, r)
-            taps = bind(weights + own[0] * self.steps["D"] + own[1] * self.steps["H"])
+        if self.shares_rows:
+            self._sum_rows(acc, volume, weights, (z, a), (high, wide, first))
+        else:
+            with serial(p.t) as t, serial(p.r) as r:
+                line = (z * depths.stride + t * depths.dilation) * self.reach[1]
+                line = bind((line + a * rows.stride + r * rows.dilation) * self.reach[2])
+                dgrad = p.kind is ConvKind.DGRAD
+                own = (p.t - 1 - t, p.r - 1 - r) if dgrad else (t, r)
+                taps = bind(weights + own[0] * self.steps["D"] + own[1] * self.steps["H"])
 
-            def products(s: Expr) -> None:
-                tap = p.s - 1 - s if dgrad else s
-                value = cast(self.w[int64(taps + tap * self.steps["W"])], accum, 1)
-                value = bind(splat(value, lanes))
-                for i in range(high):
-                    row = line + i * rows.stride * self.reach[2] + s * columns.dilation
-                    for j in range(wide):
-                        data = volume[vector(row + (first + j) * lanes, lanes)]
-                        register = vector((i * wide + j) * lanes, lanes)
-                        T.buffer_store(acc, acc[register] + data * value, [register])
+                def products(s: Expr) -> None:
+                    tap = p.s - 1 - s if dgrad else s
+                    value = cast(self.w[int64(taps + tap * self.steps["W"])], accum, 1)
+                    value = bind(splat(value, lanes))
+                    for i in range(high):
+                        row = line + i * rows.stride * self.reach[2] + s * columns.dilation
+                        for j in range(wide):
+                            data = volume[vector(row + (first + j) * lanes, lanes)]
+                            register = vector((i * wide + j) * lanes, lanes)
+                            T.buffer_store(acc, acc[register] + data * value, [register])
 
-            if p.s <= _UNROLLED:
-                for s in range(p.s):
-                    products(s)
-            else:
-                with serial(p.s) as s:
-                    products(s)
+                if p.s <= _UNROLLED:
+                    for s in range(p.s):
+                        products(s)
+                else:
+                    with serial(p.s) as s:
+                        products(s)
         for i in range(high):
             place = bind((out + a + i) * columns.out + first * lanes)
             for j in range(wide):
@@ -337,6 +349,32 @@ class _Columns:
                 left = columns.out - (first + j) * lanes if known else lanes
                 start = (i * wide + j) * lanes
                 store_head(self.y, place + j * lanes, acc, start, lanes, min(lanes, left))
+
+    def _sum_rows(
+        self, acc: Expr, volume: Expr, weights: Expr, where: tuple[Expr, Expr],
+        size: tuple[int, int, Expr],
+    ) -> None:  # fmt: skip
+        """A tile's sums, where each vector that is read serves all rows of taps."""
+        p, lanes, accum = self.problem, self.lanes, self.problem.accum_dtype
+        depths, _, columns = self.axes
+        (z, a), (high, wide, first) = where, size
+        dgrad = p.kind is ConvKind.DGRAD
+        with serial(p.t) as t:
+            own = weights + (p.t - 1 - t if dgrad else t) * self.steps["D"]
+            values = {}
+            for r, s in itertools.product(range(p.r), range(p.s)):
+                row, column = (p.r - 1 - r, p.s - 1 - s) if dgrad else (r, s)
+                tap = own + row * self.steps["H"] + column * self.steps["W"]
+                values[r, s] = bind(splat(cast(self.w[int64(tap)], accum, 1), lanes))
+            plane = (z * depths.stride + t * depths.dilation) * self.reach[1]
+            line = bind((plane + a) * self.reach[2] + first * lanes)
+            for row, s in itertools.product(range(high + p.r - 1), range(p.s)):
+                for j in range(wide):
+                    place = line + row * self.reach[2] + s * columns.dilation + j * lanes
+                    data = bind(volume[vector(place, lanes)])
+                    for r in range(max(0, row - high + 1), min(p.r, row + 1)):
+                        register = vector(((row - r) * wide + j) * lanes, lanes)
+                        T.buffer_store(acc, acc[register] + data * values[r, s], [register])
 
 
 def _vectors(count: int, lanes: int) -> list[tuple[int, int, int]]:
