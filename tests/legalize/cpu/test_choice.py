@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-VOLUME = ConvProblem.parse("fprop n=1 c=16 d=4 h=8 w=8 k=16 t=3 r=3 s=3 pad=1,1,1,1,1,1")
+VOLUME = ConvProblem.parse("fprop n=1 c=8 d=4 h=8 w=8 k=8 t=3 r=3 s=3 pad=1,1,1,1,1,1")
 
 
 @pytest.mark.parametrize(("given", "target"), CASES.values(), ids=CASES)
@@ -99,6 +99,28 @@ def test_many_registers_take_panels_of_products(given: ConvProblem, name: str) -
     """And of strided kernels with many channels."""
     made = legalize.cpu.kernel(given, Target(AVX512))
     assert made.name == name
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("fprop n=1 c=32 d=8 h=24 w=24 k=32", "depth as taps, Winograd"),
+        ("dgrad n=1 c=32 d=8 h=24 w=24 k=32", "depth as taps, Winograd"),
+        ("wgrad n=1 c=64 d=8 h=24 w=24 k=64", "depth as taps, Winograd wgrad"),
+        ("fprop n=1 c=512 d=4 h=8 w=8 k=512", "depth as taps, Winograd weights"),
+        ("fprop n=1 c=32 d=8 h=24 w=24 k=8", "depth as taps, direct"),
+        ("fprop n=1 c=32 d=8 h=24 w=24 k=32 stride=2,1,1", "depth as channels, Winograd"),
+        ("fprop n=1 c=32 d=8 h=24 w=24 k=32 stride=1,2,2", "depth as taps, direct"),
+        ("fprop n=1 c=32 d=8 h=24 w=24 k=32 groups=2", "depth as taps, direct"),
+        ("fprop n=1 c=32 d=8 h=24 w=24 k=32 dtype=f64/f64/f64", "depth as taps, direct"),
+    ],
+)
+def test_volumes_by_winograd(line: str, name: str) -> None:
+    """Where it is allowed and pays; a step in depth alone leaves images whose channels are all."""
+    given = ConvProblem.parse(f"{line} t=3 r=3 s=3 pad=1,1,1,1,1,1")
+    assert legalize.cpu.kernel(given, Target(AVX512)).name == name
+    direct = Target({**AVX512, "keys": ["cpu"]})
+    assert "Winograd" not in legalize.cpu.kernel(given, direct).name
 
 
 def test_all_are_tried() -> None:
