@@ -59,7 +59,7 @@ _AT = tuple(Fraction(*x) for x in ((0, 1), (2, 3), (-2, 3), (3, 2), (-3, 2)))
 
 # Cycles per vector of channels, measured roughly: of a tile's transforms, and of a weight's, which
 # in fprop and dgrad goes through memory; vectors of 16 floats wait longer for it.
-TILE_CYCLES, _WEIGHT_CYCLES = 250, {ConvKind.FPROP: 800, ConvKind.DGRAD: 800, ConvKind.WGRAD: 150}
+_TILE_CYCLES, _WEIGHT_CYCLES = 250, {ConvKind.FPROP: 800, ConvKind.DGRAD: 800, ConvKind.WGRAD: 150}
 _FAR_WEIGHT_CYCLES = 3000
 # Winograd is taken where it should need less than this share of the direct algorithm's time.
 _SHARE = 0.8
@@ -136,7 +136,7 @@ def pays(problem: ConvProblem, m: Machine, in_tasks: bool) -> bool:
     again = pieces.read / pieces.size - 1  # planes that the next piece transforms once more
     moved = {ConvKind.FPROP: problem.c, ConvKind.DGRAD: problem.k, ConvKind.WGRAD: problem.c}
     total += again * moved[problem.kind]
-    cycles = tiles * (POINTS * taps * product + TILE_CYCLES * total)
+    cycles = tiles * (POINTS * taps * product + _TILE_CYCLES * total)
     is_far = problem.kind is not ConvKind.WGRAD and not (in_tasks or m.has_few_registers)
     is_far = is_far and 4 * POINTS * taps * product > m.l2_bytes * m.cores
     cycles += (_FAR_WEIGHT_CYCLES if is_far else _WEIGHT_CYCLES[problem.kind]) * taps * product

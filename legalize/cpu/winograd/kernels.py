@@ -38,7 +38,6 @@ from .algorithm import (
     POINTS,
     SIZE,
     TILE,
-    TILE_CYCLES,
     A,
     B,
     G,
@@ -56,11 +55,11 @@ from .algorithm import (
 # Bytes that fprop and dgrad take for weights, unless a single block of channels needs more; of
 # transformed tiles at a time in wgrad; and rows of a piece there, at least.
 _TOTAL, _MOST_CHUNK, _LEAST_ROWS = 63 << 20, 8 << 20, 16
-# Rows of a piece of fprop or dgrad, tried in this order.
-_ROWS = (28, 14, 56, 112)
-# What it takes to read a transformed weight for a piece, in multiplications, if all of them are
-# no more than so many times the level-2 cache, or more: from memory.
-_NEAR, _FAR, _BEYOND = 2, 32, 8
+# Rows of a piece of fprop or dgrad, the first of those that are as good.
+_ROWS = (28, 14, 20, 40, 56, 80, 112, 160, 224)
+# In multiplications: to transform a number; and to read a transformed weight for a piece, if all
+# of them are more than half of a level-2 cache, or so many times it, and come from memory.
+_MOVED, _NEAR, _FAR, _BEYOND = 800, 8, 32, 8
 
 # ---- fprop and dgrad ---------------------------------------------------------------------------
 
@@ -89,9 +88,8 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     at_a_time = even(panels.blocks, max(1, room // block_step))
     turned = memory.scratch.new("points", at_a_time * block_step, "float32")
     pieces, parts = _work(problem, m, batch.images, at_a_time)
-    most = min(tile_rows(m, vectors), 14)
-    height = even(pieces.size, most)  # of a register tile
-    rows = ceildiv(pieces.size, height) * height  # those beyond a piece's last are never read
+    height = register_rows(m, vectors, pieces.size)
+    rows = padded(pieces.size, height)
     point_step = (rows + pieces.read - pieces.size) * step + APART
     asks = m.has_few_registers  # small register tiles read more for their products
 
@@ -181,25 +179,41 @@ def _exists(number: Expr, count: int, at_a_time: int) -> Expr:
 def _work(problem: ConvProblem, m: Machine, images: int, blocks: int) -> tuple[Pieces, int]:
     """(pieces, parts of the blocks of channels): tasks that should take the least time.
 
-    Longer pieces read weights less often, shorter ones and parts are even work for more cores.
+    Longer pieces read weights less often, and shorter ones stay in a level-2 cache; those and parts
+    are even work for more cores.
     """
     operand, _, result = problem.roles
     reduced, channels = (problem.canonical_shape(role)[1] for role in (operand, result))
+    vectors, lanes = channel_block(m, "float32", channels)
     weights = POINTS * reduced * channels * (problem.t if problem.rank == 3 else 1)
-    reading = _FAR if 4 * weights > _BEYOND * m.l2_bytes else _NEAR
+    times = 4 * weights / m.l2_bytes
+    reading = _FAR if times > _BEYOND else _NEAR if times > 0.5 else 0
+
+    def bytes_of(pieces: Pieces) -> int:
+        return 4 * POINTS * (pieces.read * (reduced + APART) + pieces.size * vectors * lanes)
 
     def cycles(pieces: Pieces, parts: int) -> float:
-        transforms = TILE_CYCLES * (pieces.read * reduced + pieces.size * channels / parts)
-        task = (pieces.size + reading) * weights / parts + transforms
+        rows = padded(pieces.size, register_rows(m, vectors, pieces.size))
+        transforms = _MOVED * (pieces.read * reduced + pieces.size * channels / parts)
+        transforms *= 1 + bytes_of(pieces) / (2 * m.l2_bytes)
+        task = (rows + reading) * weights / parts + transforms
         return ceildiv(pieces.count * parts, m.cores) * task
 
-    found = [
-        (Pieces.of(problem, images, rows), parts)
-        for parts in range(1, blocks + 1)
-        if blocks % parts == 0
-        for rows in _ROWS
-    ]
+    pieces = [Pieces.of(problem, images, rows) for rows in _ROWS]
+    fit = [one for one in pieces if bytes_of(one) * m.cores <= _TOTAL]
+    parts = [count for count in range(1, blocks + 1) if blocks % count == 0]
+    found = [(one, count) for count in parts for one in fit or [min(pieces, key=bytes_of)]]
     return min(found, key=lambda one: cycles(*one))
+
+
+def register_rows(m: Machine, vectors: int, rows: int) -> int:
+    """Of a register tile, so that tiles cut so many rows evenly."""
+    return even(rows, min(tile_rows(m, vectors), 14))
+
+
+def padded(rows: int, height: int) -> int:
+    """Rows of whole register tiles; those too many are never read."""
+    return ceildiv(rows, height) * height
 
 
 # ---- wgrad -------------------------------------------------------------------------------------
