@@ -4,7 +4,8 @@ For each layer and each of fprop, dgrad and wgrad: our time, PyTorch's (the bett
 channels_last tensors), their ratio (below 1: ours is faster), GFLOP/s, and the fraction of two
 ceilings measured in the same run: the rate of float32's multiply-adds in registers, and the
 bandwidth of a copy.  The sides are processes that take turns with the same number of threads, the
-shortest time of some rounds counts, and every timed result is checked.
+shortest time of some rounds counts, of one thread by processor time, and every timed result is
+checked.
 
 --quick: the layers of each suite that take a twentieth of its work or more, those that take most
 first and the suites in turn, fewer rounds, and no row is begun after four minutes.  Where others

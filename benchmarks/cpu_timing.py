@@ -27,6 +27,7 @@ _NEAR = 0.01  # of the scheduler's tick: a time so near to some ticks is a threa
 _COARSE = 6  # Linux's CLOCK_MONOTONIC_COARSE, which goes on by ticks
 
 _ready: list[Call] = []  # of this process
+_clock: list[Callable[[], float]] = [time.perf_counter]  # of its turns
 
 
 class Times(NamedTuple):
@@ -57,11 +58,15 @@ def workers(count: int) -> Iterator[list[Worker]]:
 
 
 def configure(threads: int | None) -> int:
-    """In a process: TVM's pool and PyTorch's, of so many threads at most; returns their number."""
+    """In a process: TVM's pool and PyTorch's, of so many threads at most; returns their number.
+
+    One thread's turns are in processor time, which other programs on the core hardly change.
+    """
     import torch
 
     threads = configure_threads(threads)
     torch.set_num_threads(threads)
+    _clock[:] = [time.process_time if threads == 1 else time.perf_counter]
     return threads
 
 
@@ -100,12 +105,12 @@ def best(sides: Sequence[Worker], rounds: int, longest: float = LONGEST) -> Time
 
 def _turn(call: Call) -> float:
     call()
-    shortest = float("inf")
-    begin = time.perf_counter()
+    (clock,), shortest = _clock, float("inf")
+    begin = clock()
     for number in range(_MOST):
-        start = time.perf_counter()
+        start = clock()
         call()
-        end = time.perf_counter()
+        end = clock()
         shortest = min(shortest, end - start)
         if number + 1 >= _LEAST and end - begin > _TURN:
             break
