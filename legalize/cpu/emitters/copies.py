@@ -8,6 +8,7 @@ else, square tiles are transposed in registers.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,21 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from .loops import Expr, bind, cast, ceildiv, digits, int64, parallel, serial, vector, view, when
+from .loops import (  # fmt: skip
+    Expr,
+    bind,
+    cast,
+    ceildiv,
+    digits,
+    int64,
+    is_worth_waking,
+    one_core,
+    parallel,
+    serial,
+    vector,
+    view,
+    when,
+)
 
 
 @dataclass(frozen=True)
@@ -72,8 +87,8 @@ class Copy:
         T.buffer_store(buffer, cast(value, dtype, lanes), [vector(at, lanes)])
 
 
-# Elements of a lane that are worth a task.
-_LONG = 1024
+# Elements of a lane that are worth a task; of shorter lanes in one, at least.
+_LONG, _WORTH = 1024, 4096
 _BITS = "uint16"
 # Of a transposed tile, at most: one of 32 is 160 shuffles of 32 lanes, which compile three times as
 # long as 64 of 16, and up to 31 columns that are left over are gathered one by one.
@@ -87,10 +102,12 @@ def move(copy: Copy, lanes: int) -> None:
     if copy.user_dtype == copy.core_dtype == "bfloat16":  # nothing to compute
         user, core = view(copy.user, _BITS), view(copy.core, _BITS)
         copy = replace(copy, user=user, core=core, user_dtype=_BITS, core_dtype=_BITS)
-    if isinstance(copy.lane.user, int) and copy.lane.user == 1:
-        _along_lanes(copy, lanes)
-    else:
-        _across_lanes(copy, min(lanes, _SIDE))
+    count = math.prod(d.extent for d in (*copy.dims, copy.lane))
+    with contextlib.nullcontext() if is_worth_waking(count) else one_core(True):
+        if isinstance(copy.lane.user, int) and copy.lane.user == 1:
+            _along_lanes(copy, lanes)
+        else:
+            _across_lanes(copy, min(lanes, _SIDE))
 
 
 def _along_lanes(copy: Copy, lanes: int) -> None:
@@ -107,6 +124,11 @@ def _along_lanes(copy: Copy, lanes: int) -> None:
     full, tail = divmod(lane.extent, lanes)
     # Short lanes come several to a task, as finding a task's place takes some divisions.
     several = [] if lane.extent >= _LONG else [outer.pop()]
+    if several and isinstance(several[0].extent, int):
+        # But no more than are worth one: a 1x1 kernel's weights are a single run of lanes.
+        each, dim = _pieces(several[0].extent, lane.extent), several.pop()
+        outer.append(Dim(dim.extent // each, dim.user * each, dim.core * each))
+        several.append(replace(dim, extent=each))
     with parallel(*(d.extent for d in outer)) as index:
         user = bind(_offset(index, outer, "user") + copy.user_base)
         core = bind(_offset(index, outer, "core") + copy.core_base)
@@ -123,6 +145,13 @@ def _along_lanes(copy: Copy, lanes: int) -> None:
                     chunk(v * lanes, lanes)
             if tail:
                 chunk(full * lanes, tail)
+
+
+def _pieces(extent: int, lane: int) -> int:
+    """Of so many lanes, those of a task: a divisor."""
+    return next(
+        x for x in range(1, extent + 1) if extent % x == 0 and (x * lane >= _WORTH or x == extent)
+    )
 
 
 def _across_lanes(copy: Copy, side: int) -> None:

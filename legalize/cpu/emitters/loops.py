@@ -43,6 +43,14 @@ def one_core(wanted: bool) -> Iterator[None]:
         _one_core.reset(token)
 
 
+_FEW = 1 << 13  # elements that one core has copied before it has woken the others
+
+
+def is_worth_waking(count: Expr) -> bool:
+    """Whether a pass over so many elements is worth more than the thread that calls the kernel."""
+    return not isinstance(count, int) or count > _FEW
+
+
 @contextlib.contextmanager
 def parallel(*sizes: Expr) -> Iterator[list[Expr]]:
     """One parallel loop over a grid; yields its indices.  Sizes of 1 cost nothing.

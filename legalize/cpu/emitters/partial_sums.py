@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tvm.tirx.script import builder as T
 
-from .loops import Expr, local, parallel, serial, vector, zero
+from .loops import Expr, is_worth_waking, local, one_core, parallel, serial, vector, zero
 from .memory import Memory
 
 
@@ -35,7 +35,8 @@ def parts_of(total: Expr, memory: Memory, size: int, splits: int, lanes: int) ->
     accum = memory.problem.accum_dtype
     parts = memory.scratch.new("parts", splits * size, accum)
     yield parts
-    with parallel(size // lanes) as (i,):
+    alone = contextlib.nullcontext() if is_worth_waking(splits * size) else one_core(True)
+    with alone, parallel(size // lanes) as (i,):
         acc = local("acc", lanes, accum)
         at = vector(0, lanes)
         T.buffer_store(acc, zero(accum, lanes), [at])
