@@ -15,9 +15,6 @@ from ..machine import Machine
 from .blocked import Blocked
 from .core import Core
 
-# Bytes of a pixel that a cache's own prefetching finds in time, without being asked; and how much
-# more than the level-2 caches tensors are that do not stay in a cache.  Both measured.
-_LONG_PIXEL, BEYOND = 1 << 10, 4
 # Input channels of a 1 x 1 kernel from which on fewer loads matter more than fewer tiles.
 _DEEP = 64
 # Tiles of one row must save so much of the work: they load more.
@@ -70,7 +67,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         merged = all(tensor.is_dense(images, height, width) for tensor in batch.tensors)
         if all(tensor.has_dense_rows(width) for tensor in batch.tensors):
             height, width = 1, height * width * (images if merged else 1)
-            streams = reduced * bytes_ <= _LONG_PIXEL and _beyond_caches(problem, m)
+            streams = True  # also what stays in a cache: another core has written it
         axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
     rows, columns = pixel_tile(m, vectors, axes[0].count, axes[1].count)
     if axes[0].phases == 1 and axes[0].rows_of_taps(1) < _FEWER * axes[0].rows_of_taps(rows):
@@ -81,8 +78,3 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         core = Blocked(problem, m, memory.accum, axes, row_tile(m, vectors, lanes), depth)
     with batch.each() as (_, count, (x, y)):
         core.write(x, y, weight, panels, 1 if merged else count)
-
-
-def _beyond_caches(problem: ConvProblem, m: Machine) -> bool:
-    """Whether operand and result come from memory and go there, as far as is known."""
-    return bool(problem.is_static and problem.bytes > BEYOND * m.l2_bytes * m.cores)

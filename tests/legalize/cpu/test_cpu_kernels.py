@@ -16,7 +16,6 @@ from tvm.script import relax as R
 from tvm.target import Target
 
 from legalize import cpu
-from legalize.cpu.direct import affine
 from legalize.cpu.direct.product import as_product
 from legalize.cpu.emitters import axes, memory
 from legalize.cpu.machine import machine
@@ -152,9 +151,8 @@ def test_images_are_copied_in_parts(
 
 
 @pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD], ids=lambda kind: kind.value)
-def test_pixels_that_come_from_memory(kind: ConvKind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_that_come_from_memory(kind: ConvKind) -> None:
     """What is asked for ahead of time is never more than asked for."""
-    monkeypatch.setattr(affine, "BEYOND", 0)
     for line in (
         "n=2 c=40 h=5 w=6 k=104 r=1 s=1 layout=NHWC/HWIO/NHWC",
         "n=2 c=17 h=5 w=6 k=72 r=1 s=1 layout=NCHW/HWIO/NHWC dtype=f64/f64/f64",
