@@ -20,6 +20,7 @@ parts are added in a fixed order: results do not depend on the number of threads
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ from ..emitters.loops import (  # fmt: skip
     zero,
 )
 from ..emitters.memory import Batch, Image, Memory, Panels
-from ..emitters.partial_sums import is_even, parts_of
+from ..emitters.partial_sums import parts_of
 from ..emitters.tiles import channel_block, heights, tile_rows
 from ..machine import Machine
 from .pixels import Pixels, at_least, cut, reach
@@ -53,6 +54,9 @@ from .pixels import Pixels, at_least, cut, reach
 # Bytes of gradient in a block of pixels: about a level-1 cache.
 _BLOCK_BYTES = 48 << 10
 _INNER = 4  # blocks of k that share a copy of the data: more make long code, and gain little
+# Cycles of a tile beyond its products, and of an element of a part's sums that is written and read
+# again; bytes a cycle of what all cores share.  Rough: they only choose between cuts.
+_TILE, _PART, _SHARED = 40, 1.5, 6
 
 
 def is_apart(problem: ConvProblem) -> bool:
@@ -143,18 +147,32 @@ class _Core:
             for x in options
             if self.inner * self.panels.block_step * bytes_ // x <= m.l2_bytes // 2
         ] or options[-1:]  # fmt: skip
-        for chunks in fitting:
-            if is_even(blocks * chunks, m.cores):
-                return chunks, 1
-        chunks = fitting[0]
         units_n, units_p = self.pixels.units
         units = units_n * units_p if isinstance(units_n, int) else m.cores
         # Parts cost memory and a pass over it: no more of them than of pixels to sum.
-        most = max(1, min(units, (16 << 20) // (self.panels.size * bytes_)))
-        for splits in range(1, most + 1):
-            if is_even(blocks * chunks * splits, m.cores):
-                return chunks, splits
-        return fitting[-1], most
+        most = max(1, min(units, 2 * m.cores, (16 << 20) // (self.panels.size * bytes_)))
+
+        def cycles(cut: tuple[int, int]) -> float:
+            chunks, splits = cut
+            rounds = ceildiv(blocks * chunks * splits, m.cores)
+            sums = (splits + 1) * self.panels.size * _PART / m.cores if splits > 1 else 0.0
+            of_units = rounds * ceildiv(units, splits) * self._unit_cycles(chunks, m)
+            return of_units + sums
+
+        return min(itertools.product(fitting, range(1, most + 1)), key=cycles)
+
+    def _unit_cycles(self, chunks: int, m: Machine) -> float:
+        """Of a task with one unit of pixels: its products, and what it reads from beyond its own
+        caches.  Of each pixel of data it reads whole lines, however few the channels."""
+        pixels = self.pixels.images * self.pixels.rows * self.pixels.q
+        taps = self.deep * math.prod(self.problem.taps[-2:]) // (self.problem.s if self.fold else 1)
+        tiles = self.inner * ceildiv(self.tiles, chunks) * taps
+        products = tiles * (pixels * self.height * self.vectors / 2 + _TILE)
+        bytes_ = DTYPE_BYTES[self.accum]
+        line = m.line(self.accum)
+        channels = ceildiv(ceildiv(self.panels.reduced, chunks), line) * line
+        channels *= math.prod(self.problem.strides[-2:])
+        return products + pixels * (channels + self.inner * self.block) * bytes_ / _SHARED
 
     def write(self, batch: Batch, weight: Expr, memory: Memory) -> None:
         with (
