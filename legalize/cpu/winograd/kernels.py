@@ -91,7 +91,6 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     height = register_rows(m, vectors, pieces.size)
     rows = padded(pieces.size, height)
     point_step = (rows + pieces.read - pieces.size) * step + APART
-    asks = m.has_few_registers  # small register tiles read more for their products
 
     def weights(first: Expr) -> None:
         """Transforms the weights of the blocks of channels from `first` on."""
@@ -129,8 +128,9 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             with serial(high, low) as t, serial(panels.reduced) as c:
                 tap = bind(left + t * (pieces.tap * step))
                 panel = bind(right + (t * panels.reduced + c) * block)
-                if asks:  # for the next point's weights
-                    prefetch(turned, panel + slab, level=2)
+                # The next point's weights and tiles.
+                prefetch(turned, panel + slab, level=2)
+                prefetch(moved, tap + point_step + c * height * step // reduced, level=2)
                 terms = [turned[vector(panel + v * lanes, lanes)] for v in range(vectors)]
                 values = [moved[int64(tap + i * step + c)] for i in range(height)]
                 outer(acc, lanes, values, terms)
@@ -199,7 +199,10 @@ def _work(problem: ConvProblem, m: Machine, images: int, blocks: int) -> tuple[P
         task = (rows + reading) * weights / parts + transforms
         return ceildiv(pieces.count * parts, m.cores) * task
 
-    pieces = [Pieces.of(problem, images, rows) for rows in _ROWS]
+    whole = Pieces.of(problem, images, 1 << 30)
+    of_core = ceildiv(whole.size * whole.count, m.cores)  # a piece, or two, for each core
+    equal = [rows for rows in (of_core, ceildiv(of_core, 2)) if min(_ROWS) < rows < max(_ROWS)]
+    pieces = [Pieces.of(problem, images, rows) for rows in (*_ROWS, *equal)]
     fit = [one for one in pieces if bytes_of(one) * m.cores <= _TOTAL]
     parts = [count for count in range(1, blocks + 1) if blocks % count == 0]
     found = [(one, count) for count in parts for one in fit or [min(pieces, key=bytes_of)]]
@@ -240,6 +243,8 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     grad = memory.scratch.new("grad_points", blocks * POINTS * y_step, "float32")
     height = min(tile_rows(m, vectors), lanes // 2)
     height = next(h for h in range(height, 0, -1) if lanes % h == 0)
+    # A task has a slice of channels, or some rows of it where there are not enough for the cores.
+    own = height if blocks * slices * pieces.taps < 2 * m.cores else lanes
     before = first_pixel(problem)
 
     def inputs(x: Image, y: Image, first: Expr, count: Expr) -> None:
@@ -264,10 +269,11 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     store_points(A, values, grad, there, y_step, lanes)
 
     def products(is_first: Expr, first: Expr, count: Expr) -> None:
-        with parallel(blocks, slices, pieces.taps) as (b, c, tap):
+        with parallel(blocks, slices, lanes // own, pieces.taps) as (b, c, piece, tap):
             scratch = Scratch()
-            sums = scratch.new("sums", POINTS * lanes * block, "float32")
-            with serial(POINTS) as e, serial(lanes // height) as part:
+            sums = scratch.new("sums", POINTS * own * block, "float32")
+            first_row = bind(piece * own)
+            with serial(POINTS) as e, serial(own // height) as part:
                 rows = bind(part * height)
                 acc = local("acc", height * block, "float32")
                 at = [
@@ -277,33 +283,39 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                 ]
                 for register in at:
                     T.buffer_store(acc, zero("float32", lanes), [register])
-                left = bind((c * POINTS + e) * x_step + rows + tap * (pieces.tap * lanes))
+                left = (c * POINTS + e) * x_step + first_row + rows
+                left = bind(left + tap * (pieces.tap * lanes))
                 right = bind((b * POINTS + e) * y_step)
                 with serial(count) as i:
                     low, high = pieces.met(pieces.first(bind(first + i)), tap)
                     here = bind(left + i * (read * lanes))
                     there = bind(right + i * (pieces.size * block))
                     with serial(high, low) as t:
+                        # The next point's tiles.
+                        for line in range(0, block, m.line("float32")):
+                            prefetch(grad, there + y_step + t * block + line, level=2)
+                        prefetch(data, here + x_step + t * lanes, level=2)
                         terms = [
                             grad[vector(there + t * block + v * lanes, lanes)]
                             for v in range(vectors)
                         ]
                         values = [data[int64(here + t * lanes + j)] for j in range(height)]
                         outer(acc, lanes, values, terms)
-                place = bind((e * lanes + rows) * block)
+                place = bind((e * own + rows) * block)
                 for i, register in enumerate(at):
                     T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])
-            exist = lanes
+            exist: Expr = own
+            channel = bind(c * lanes + first_row)
             if problem.c % lanes:
-                exist = bind(T.min(int64(lanes), problem.c - c * lanes))
+                exist = bind(T.max(T.min(int64(own), problem.c - channel), int64(0)))
             with serial(exist) as row, serial(vectors) as v:
-                target = b * panels.block_step + tap * panels.t_step + (c * lanes + row) * block
+                target = b * panels.block_step + tap * panels.t_step + (channel + row) * block
                 outputs(sums, is_first, bind(target), row, v)
             scratch.keep()
 
     def outputs(sums: Expr, is_first: Expr, target: Expr, row: Expr, v: Expr) -> None:
         at = bind(row * block + v * lanes)
-        values = load_points(G, sums, at, lanes * block, lanes)
+        values = load_points(G, sums, at, own * block, lanes)
         for r, line in enumerate(values):
             for s, value in enumerate(line):
                 place = vector(target + r * panels.r_step + s * panels.s_step + v * lanes, lanes)
