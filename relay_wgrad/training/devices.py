@@ -73,4 +73,4 @@ def _cpu(target: Target | None = None, winograd: bool = Options.winograd) -> Pla
         chosen = cpu_target(winograd) if target is None else target
         return compile_module(mod if cut is None else cut(mod), chosen, progress=progress)
 
-    return Place("cpu", tvm.cpu(), None, compile_for, HostTransfers)
+    return Place("cpu", tvm.cpu(), None, compile_for, HostTransfers, norms=True)

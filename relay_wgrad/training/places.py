@@ -33,7 +33,8 @@ class Place:
         what kernels know of each other.
     transfers : how batches get there.
     memory : (free, all) bytes of the device, None where the process's own is what counts.
-    norms : whether there are kernels for batch normalization as one operator.
+    norms : whether batch normalization is one operator with one gradient, for which there are
+        kernels, or whose parts read x less often than the gradient of the forward pass's parts.
     work : makes where steps are captured (`relay_wgrad.training.graph_replay`); None: nowhere.
     blocks : whether convolutions of few channels are wanted on blocks of pixels, or in which form,
         or what kernels need that may take them as they are.
