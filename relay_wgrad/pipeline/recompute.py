@@ -8,8 +8,9 @@ value stay the same (a compiler for a GPU may contract other pairs of them).
 
 Tensors are counted in bytes.  With s kernels that use it, a result of O bytes from operands of I
 bytes costs I + O + s O where it is stored and s I where it is recomputed; an operand that is itself
-recomputed counts as what that one reads.  Operands live until the last of these kernels, so they
-may be larger than the result only where that is near.
+recomputed counts as what that one reads, and one that a kernel reads anyway counts nothing there.
+Operands live until the last of these kernels, so they may be larger than the result only where that
+is near, or reads them anyway.
 
 What is much smaller than its operand, such as the mask of ReLU's gradient, is computed as soon as
 the operand is, which then need not be kept; where that is kept anyway, as what the next convolution
@@ -21,7 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import DataType, relax, tirx
 
 from ..graph.def_use import Graph
 from ..graph.rebuild import rebuilt, with_functions, with_type
@@ -151,16 +152,32 @@ class _Block:
         call = self.bindings[i].value
         result = tensor_bytes(call.ty)
         operands = [tensor_bytes(var.ty) for var in self.reads[i]]
-        users = [tensor_bytes(self.bindings[u].value.ty) for u in self.users[i]]
-        if result is None or None in operands or None in users:
+        count = _elements(call.ty)
+        users = [_elements(self.bindings[u].value.ty) for u in self.users[i]]
+        if result is None or None in operands or count is None or None in users:
             return False
-        if any(size > 2 * result for size in users if size is not None):
+        if any(size > 2 * count for size in users if size is not None):
             return False  # it is broadcast: computed for each element of a larger result
-        read = _total(operands)
-        far = read > _LARGER * result and max(kernels) - i > _NEAR
+        read, more = _total(operands), [self._read_only_for(i, kernel) for kernel in kernels]
+        far = more[kernels.index(max(kernels))] > _LARGER * result and max(kernels) - i > _NEAR
         if far and not self._is_kept(self.bindings[i], max(kernels)):
             return False
-        return len(kernels) * read <= read + (len(kernels) + 1) * result
+        return sum(more) <= read + (len(kernels) + 1) * result
+
+    def _read_only_for(self, i: int, kernel: int) -> int:
+        """Bytes that a kernel reads to compute binding `i` again, and for nothing else."""
+        others: set[relax.Var] = set()
+        seen, left = {i, kernel}, [kernel]
+        while left:
+            call = self.bindings[left.pop()].value
+            for var in _tensors(call) if isinstance(call, relax.Call) and call.args[1:] else ():
+                at = self.index.get(var)
+                if at is None or self.kernels[at] == [at] != [i]:
+                    others.add(var)
+                elif at not in seen and kernel in self.kernels[at]:
+                    seen.add(at)
+                    left.append(at)
+        return _total([tensor_bytes(var.ty) for var in self.reads[i] if var not in others])
 
     def rewritten(self) -> list[relax.Binding] | None:
         """The bindings with a copy for each of a binding's kernels; None where each has one."""
@@ -208,6 +225,12 @@ def _halves(call: relax.Call) -> bool:
     """Whether a kernel's result is at most half as large as what it reads."""
     result = tensor_bytes(call.ty)
     return result is not None and 2 * result <= _total([tensor_bytes(v.ty) for v in _tensors(call)])
+
+
+def _elements(ty: relax.TensorType) -> int | None:
+    """Of a tensor of known sizes."""
+    size = tensor_bytes(ty)
+    return None if size is None else size * 8 // int(DataType(str(ty.dtype)).bits)
 
 
 def _total(sizes: list[int | None]) -> int:
