@@ -162,6 +162,31 @@ def test_pixels_that_come_from_memory(kind: ConvKind) -> None:
         assert run(problem) <= tolerance(problem)
 
 
+def test_weights_are_copied_by_many_tasks_or_by_one() -> None:
+    """A 1x1 kernel's weights are one run of lanes; a few of them are not worth other threads."""
+
+    def tasks(line: str) -> list[int]:
+        text = cpu.prim_func(ConvProblem.parse(line), cpu.host_target(16)).script()
+        return [int(x) for x in re.findall(r"T\.parallel\(T\.int64\((\d+)\)", text)]
+
+    last = "r=1 s=1 layout=NHWC/HWIO/NHWC"
+    copy, _ = tasks(f"fprop n=2 c=512 h=7 w=7 k=64 {last}")
+    assert copy == 8
+    assert len(tasks(f"fprop n=2 c=16 h=7 w=7 k=64 {last}")) == 1
+
+
+def test_a_sum_is_split_before_channels_are_cut_thin() -> None:
+    """Tasks of eight channels would read a fraction of every line of all pixels."""
+    target = cpu.host_target(16)
+    for line, is_split in (
+        ("n=16 c=64 h=56 w=56 k=64", True), ("n=16 c=512 h=7 w=7 k=512", False),
+    ):  # fmt: skip
+        problem = ConvProblem.parse(f"wgrad {line} r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC")
+        made = cpu.kernel(problem, target)
+        assert made.name == "direct wgrad"
+        assert ("parts" in made.func.script()) == is_split
+
+
 def test_rows_of_taps_off_the_image_are_left_out() -> None:
     """One pixel spread over 4 x 4: each row of the result meets one row of taps, not four."""
     spread = axes.Axis(True, size=1, out=4, kernel=4, stride=1, dilation=1, before=0)

@@ -122,6 +122,18 @@ def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> N
     assert run(problem) <= tolerance(problem) + ERROR
 
 
+def test_even_tasks_for_many_cores() -> None:
+    """64 channels are two blocks of four slices: less than 16 cores, so slices are halved."""
+    target = cpu.host_target(16, allow_winograd=True)
+    problem = ConvProblem.parse("wgrad n=8 c=64 h=28 w=28 k=64 r=3 s=3 pad=1,1,1,1")
+    lanes = machine(target).lanes("float32")
+    tasks = 64 * 64 // lanes // (2 * lanes) * 2
+    assert f"T.parallel(T.int64({tasks}))" in functions(problem, target)
+    # 392 tiles are 14 pieces of 28, or 16 of 25: one for each core.
+    line = "fprop n=8 c=128 h=28 w=28 k=128 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC"
+    assert "T.parallel(T.int64(16))" in functions(ConvProblem.parse(line), target)
+
+
 @pytest.mark.share(7)
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD], ids=lambda kind: kind.value)

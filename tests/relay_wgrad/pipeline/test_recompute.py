@@ -266,3 +266,25 @@ def test_a_mask_of_what_is_kept_anyway_is_not_written(kept: bool) -> None:
 
     made = fused(module(program, 2, "float16")).script()
     assert ('dtype="bool")' in made.partition("R.function")[2]) == (not kept)
+
+
+def test_a_mask_of_what_its_kernels_read_anyway_is_not_written() -> None:
+    """Of one of two sums what the mask is made of is read for it alone: less than to store it."""
+
+    def program(
+        bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var
+    ) -> list[relax.Expr]:
+        z = bb.emit(R.multiply(x, r))
+        low = bb.emit(R.less_equal(z, R.const(0.0, "float32")))
+        passed = bb.emit(R.where(low, R.const(0.0, "float32"), y))
+        return [*sums(passed), *sums(R.multiply(passed, x)), R.add(passed, x)]
+
+    made = fused(module(program, 2))
+    assert 'dtype="bool")' not in made.script().partition("R.function")[2]
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(SHAPE).astype("float32") for _ in range(2))
+    r = rng.standard_normal(ROW).astype("float32")
+    passed = np.where(x * r <= 0, 0, y).astype("float64")
+    want = [passed.sum((0, 1, 2)), (passed * x).sum((0, 1, 2)), passed + x]
+    for got, right in zip(outputs(made, [x, y, r]), want, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
