@@ -196,7 +196,7 @@ class JointProgram:
             kept[i] = inputs[i].clone()
         given = [*self._pick_read(inputs), *numbers, *(inputs[i] for i in self._counted)]
         with self._turns:
-            made, read, _, token, written = self._forward(given)
+            made, read, _, token, written, _ = self._forward(given)
             self._reports[0].captured = self._forward.is_graph
             if token is None:
                 unshare(made, read)
@@ -217,7 +217,7 @@ class JointProgram:
         operands = self._pick_operands((*hidden, *watched, *tangents))
         function = self._last if ends else self._backward
         with self._turns:
-            made, read, _, token, _ = function(operands)
+            made, read, _, token, _, _ = function(operands)
             self._reports[1].captured = function.is_graph
             if token is None:
                 unshare(made, read)
