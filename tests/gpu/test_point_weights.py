@@ -24,7 +24,7 @@ PRODUCTS = (
     Product(64, 384, 1536, True), Product(128, 2048, 128, True), Product(7, 13, 9),
     Product(1, 1, 1, True), Product(33, 130, 65, True), Product(64, 10, 960), Product(5, 64, 64),
 ) * 9  # fmt: skip
-LIMITS = {"float16": 4e-4, "bfloat16": 3e-3, "float32": 2e-6}
+LIMITS = {"float16": 6e-4, "bfloat16": 5e-3, "float32": 2e-6}  # one rounding of one element
 
 
 @pytest.fixture(autouse=True, scope="module")
