@@ -367,11 +367,13 @@ SHEETS = (
     ),
     Sheet(
         "PyTorch's own loop on a GPU", "gpu_loop_h200",
-        "Forward and backward in PyTorch's own loop, bfloat16, milliseconds, beside other work on"
-        " the host. {gpu}, PyTorch {torch}, {date}; `gpu_loop_h200.json`.",
+        "Forward and backward in PyTorch's own loop, bfloat16: ms, in brackets MiB of the device."
+        " One call; where the whole step has no figure it was not in it."
+        " {gpu}, PyTorch {torch}, {date}; `gpu_loop_h200.json`.",
         (("network, batch", lambda row: f"{row['model']}, {row['batch']}"),
-         *((name, f"sides.{side}.ms", ".2f") for side, name in (
+         *((name, ms_and_mib(side)) for side, name in (
              ("ours", "whole step"), ("step", "`TrainingStep`"),
+             ("backend", '`torch.compile(backend="relay_wgrad")`'),
              ("graphs", "torch.compile with CUDA graphs")))),
         lambda rows: sorted(rows, key=lambda row: row["batch"]),
     ),
