@@ -11,7 +11,8 @@ class CompiledGraph:
     """What became of one graph of AOTAutograd.
 
     name : "graph 3, backward".  sizes : for how many kinds of call it was compiled.
-    convolutions : its convolutions and their gradients, by whose kernel, "conv2d cudnn.fprop".
+    convolutions : its convolutions and their gradients, by whose kernel, "conv2d cudnn.fprop"; of
+        two passes that were compiled as a whole the forward pass names those of both.
     reason : why PyTorch runs it as it is, or "".
     captured : whether its last call was ready to be one CUDA graph.
     notes : what else a user should know of it.

@@ -281,7 +281,8 @@ class Norms(Graph):
         (new_mean, mean, kept, share), (new_var, var, kept_var, share_var) = *means, *variances
         shape = sizes_of(norm.x.ty) or []
         count = math.prod(n for i, n in enumerate(shape) if i != norm.axis)
-        factor = count / (count - 1) if count > 1 else 1.0
+        # By a number of pixels that only the run knows no update can have been multiplied.
+        factor = count / (count - 1) if isinstance(count, int) and count > 1 else 1.0
         biased, unbiased = abs(share_var - share), abs(share_var - share * factor)
         close = 1e-6 * max(abs(share), 1e-3)
         if abs(kept + share - 1) > 1e-6 or abs(kept - kept_var) > 1e-6:

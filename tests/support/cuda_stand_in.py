@@ -168,8 +168,9 @@ def stand_in(
     made: Counting, work: Repeating | None = None, sizes: int = 4, target: Any = "cpu"
 ) -> Place:
     """A place that a trainer takes for a GPU, compiled for a CPU's target."""
+    cpu = place(target)
     return Place(
-        "cuda:0", tvm.cpu(), None, place(target).compile, lambda: CudaTransfers(made, tvm.cpu(), 0),
-        made.memory, work=None if work is None else lambda: work, sizes=sizes,
+        "cuda:0", tvm.cpu(), None, cpu.compile, lambda: CudaTransfers(made, tvm.cpu(), 0),
+        made.memory, work=None if work is None else lambda: work, sizes=sizes, norms=cpu.norms,
         wait=lambda: made.call("cudaDeviceSynchronize"),
     )  # fmt: skip
