@@ -18,6 +18,7 @@ from .emitters.memory import Memory
 from .machine import Machine
 from .matrix import affine as matrix
 from .matrix import wgrad as matrix_wgrad
+from .wgrad import outside as wgrad_outside
 from .wgrad import packed, unpacked
 from .winograd import algorithm, weights
 from .winograd import kernels as winograd_kernels
@@ -116,6 +117,10 @@ RULES = (
     Rule(
         "Winograd", "3x3 of stride 1 with enough channels: 36 products for 144",
         _winograd, winograd_kernels.write_affine, of_volumes=True,
+    ),
+    Rule(
+        "wgrad of pixels", "1x1 with channels outside: pixels fill the vectors, nothing is moved",
+        wgrad_outside.pays, wgrad_outside.write,
     ),
     Rule(
         "packed wgrad", "1x1, or few registers, or strides with many channels: a product of panels"

@@ -33,26 +33,31 @@ from ..emitters.memory import NO_BORDER, Memory, Panels
 from ..machine import Machine
 
 _VECTORS = 3  # of a tile's row
-_MOVED = 0.25  # vectors' multiply-adds in the time of an element that is transposed; measured
+MOVED = 0.25  # vectors' multiply-adds in the time of an element that is transposed; measured
 _MANY_TASKS = 16  # of each core, from which on their number need not be a multiple of the cores'
 
 
-def pays(problem: ConvProblem, m: Machine) -> bool:
-    """Whether the problem is such a product, in the sums' dtype, and less work than with channels
-    inside: lanes idle behind an image's last pixel, but no element changes its place."""
+def is_product(problem: ConvProblem) -> bool:
+    """Whether a problem, of any kind, is such a product of tensors in the sums' dtype."""
     p = problem
     plain = p.r == p.s == 1 and p.strides == (1, 1) and p.padding == NO_BORDER and p.groups == 1
-    outside = all(
+    return plain and all(
         p.layout(role).endswith("HW") and p.dtype(role) == p.accum_dtype
         for role in ("data", "grad")
     )
-    if not plain or not outside or p.kind is ConvKind.WGRAD:
+
+
+def pays(problem: ConvProblem, m: Machine) -> bool:
+    """Whether fprop or dgrad is such a product, and less work than with channels inside: lanes idle
+    behind an image's last pixel, but no element changes its place."""
+    p = problem
+    if p.kind is ConvKind.WGRAD or not is_product(p):
         return False
     lanes, pixels = m.lanes(p.accum_dtype), math.prod(p.spatial)
     idle = -pixels % lanes * p.c * p.k
     reduced = p.canonical_shape(p.roles[0])[1]
     fits = reduced * _VECTORS * m.vector_bytes <= m.l2_bytes  # what a tile reads
-    return bool(fits and idle <= lanes * _MOVED * (p.c + p.k) * pixels)
+    return bool(fits and idle <= lanes * MOVED * (p.c + p.k) * pixels)
 
 
 def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:

@@ -56,7 +56,7 @@ _BLOCK_BYTES = 48 << 10
 _INNER = 4  # blocks of k that share a copy of the data: more make long code, and gain little
 # Cycles of a tile beyond its products, and of an element of a part's sums that is written and read
 # again; bytes a cycle of what all cores share.  Rough: they only choose between cuts.
-_TILE, _PART, _SHARED = 40, 1.5, 6
+TILE, PART, SHARED = 40, 1.5, 6
 
 
 def is_apart(problem: ConvProblem) -> bool:
@@ -155,7 +155,7 @@ class _Core:
         def cycles(cut: tuple[int, int]) -> float:
             chunks, splits = cut
             rounds = ceildiv(blocks * chunks * splits, m.cores)
-            sums = (splits + 1) * self.panels.size * _PART / m.cores if splits > 1 else 0.0
+            sums = (splits + 1) * self.panels.size * PART / m.cores if splits > 1 else 0.0
             of_units = rounds * ceildiv(units, splits) * self._unit_cycles(chunks, m)
             return of_units + sums
 
@@ -167,12 +167,12 @@ class _Core:
         pixels = self.pixels.images * self.pixels.rows * self.pixels.q
         taps = self.deep * math.prod(self.problem.taps[-2:]) // (self.problem.s if self.fold else 1)
         tiles = self.inner * ceildiv(self.tiles, chunks) * taps
-        products = tiles * (pixels * self.height * self.vectors / 2 + _TILE)
+        products = tiles * (pixels * self.height * self.vectors / 2 + TILE)
         bytes_ = DTYPE_BYTES[self.accum]
         line = m.line(self.accum)
         channels = ceildiv(ceildiv(self.panels.reduced, chunks), line) * line
         channels *= math.prod(self.problem.strides[-2:])
-        return products + pixels * (channels + self.inner * self.block) * bytes_ / _SHARED
+        return products + pixels * (channels + self.inner * self.block) * bytes_ / SHARED
 
     def write(self, batch: Batch, weight: Expr, memory: Memory) -> None:
         with (

@@ -43,6 +43,7 @@ CASES = {
     "Winograd weights": (problem("dgrad", 1024, 1024, 8, 3), AVX2),
     "packed wgrad": (problem("wgrad", 64, 128, 28, 5), AVX2),
     "direct wgrad": (problem("wgrad", 64, 128, 28, 5), AVX512),
+    "wgrad of pixels": (ConvProblem.parse("wgrad n=8 c=64 h=56 w=56 k=256 r=1 s=1"), AVX512),
     "product of pixels": (
         ConvProblem.parse("dgrad n=8 c=64 h=56 w=56 k=256 r=1 s=1"),
         AVX512,

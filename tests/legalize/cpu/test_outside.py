@@ -23,7 +23,6 @@ from tests.support.problems import (
     torch_reference,
 )
 
-NAME = "product of pixels"
 KINDS = (ConvKind.FPROP, ConvKind.DGRAD)
 # One tile and many, that end within a vector, at its end and at a tile's; rows too few for a block
 # and beyond one; other orders of axes and weights, dtypes of weights, sums in float64.
@@ -40,30 +39,44 @@ LINES = (
     "n=3 c=19 h=9 w=20 k=21 dtype=f64/f64/f64",
     "n=3 c=11 d=3 h=5 w=7 k=18 t=1",
 )
+# Images that share a unit, images in pieces, ends within a vector, rows beyond a tile's of either.
+OF_WGRAD = (
+    "n=3 c=17 h=7 w=7 k=5",
+    "n=9 c=6 h=9 w=9 k=4",
+    "n=1 c=3 h=64 w=64 k=1",
+    "n=2 c=40 h=56 w=31 k=24",
+    "n=3 c=19 h=40 w=20 k=21 layout=CNHW/HWIO/NCHW",
+    "n=2 c=20 d=3 h=24 w=25 k=13 t=1",
+)
 TARGETS = {"few registers": FAST, "host": cpu.host_target(1), "many cores": cpu.host_target(8)}
 
 
 def problems(kind: ConvKind) -> list[ConvProblem]:
-    return [ConvProblem.parse(f"{kind.value} {line} r=1 s=1") for line in LINES]
+    lines = OF_WGRAD if kind is ConvKind.WGRAD else LINES
+    return [ConvProblem.parse(f"{kind.value} {line} r=1 s=1") for line in lines]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def name(kind: ConvKind) -> str:
+    return "wgrad of pixels" if kind is ConvKind.WGRAD else "product of pixels"
+
+
+@pytest.mark.parametrize("kind", ConvKind)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_numbers(target: tvm.target.Target, kind: ConvKind) -> None:
     given = problems(kind)
     made = [cpu.kernel(p, target) for p in given]
-    assert {kernel.name for kernel in made} == {NAME}
+    assert {kernel.name for kernel in made} == {name(kind)}
     named = {f"f{i}": k.func.with_attr("global_symbol", f"f{i}") for i, k in enumerate(made)}
     module = tvm.compile(tvm.IRModule(named), target=target)
     errors = [error_of(p, module[f"f{i}"]) for i, p in enumerate(given)]
     assert [(p, e) for p, e in zip(given, errors, strict=True) if not e <= tolerance(p)] == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ConvKind)
 def test_any_number_of_images(kind: ConvKind) -> None:
     p = ConvProblem.parse(f"{kind.value} n=1 c=19 h=20 w=20 k=21 r=1 s=1")
     made = cpu.kernel(replace(p, n=tirx.Var("n", "int64")), FAST)
-    assert made.name == NAME
+    assert made.name == name(kind)
     kernel = tvm.compile(made.func, target=FAST)["main"]
     for images in (1, 3):
         assert error_of(replace(p, n=images), kernel) <= tolerance(p)
@@ -86,6 +99,22 @@ def test_special_values_stay_in_their_pixel(kind: ConvKind, special: float) -> N
     kept = np.ones(got.shape, bool)
     kept[0, :, 6, 6] = False
     assert relative_error(got[kept], clean[kept]) <= tolerance(p)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_special_values_stay_in_their_channel(special: float) -> None:
+    """An image's last pixel is read once, and what stands before it in its vector is not."""
+    target = TARGETS["host"]
+    p = ConvProblem.parse("wgrad n=2 c=5 h=9 w=9 k=7 r=1 s=1")
+    kernel = tvm.compile(cpu.prim_func(p, target), target=target)["main"]
+    grad, data = random_operands(p, np.random.default_rng(0))
+    clean = torch_reference(p, grad, data)
+    data[1, 4, 8, 8] = special
+    out = tvm.runtime.tensor(poisoned(p))
+    kernel(tvm.runtime.tensor(grad), tvm.runtime.tensor(data), out)
+    got = out.numpy()
+    assert not np.isfinite(got[:, 4]).any()
+    assert relative_error(got[:, :4], clean[:, :4]) <= tolerance(p)
 
 
 @pytest.mark.parametrize(
