@@ -122,6 +122,10 @@ def of_kinds(field: str, head: str) -> tuple[Column, ...]:
             ("slowest", None, ".2f"))  # fmt: skip
 
 
+LAYERS_OF_VOLUMES = (
+    " Layers of a network of volumes, float32, one thread, by a processor's time: ours over the"
+    " better of PyTorch's two memory orders. {cpu}, PyTorch {torch}, {date};"
+)
 BY_KIND = "time ratio fprop {fprop:.2f}, dgrad {dgrad:.2f}, wgrad {wgrad:.2f}"
 
 
@@ -335,6 +339,16 @@ SHEETS = (
         "Likewise, one thread beside other work, the shortest times of some runs. {cpu}, PyTorch"
         " {torch}, {date}; `cpu_pairs.json`.",
         of_kinds("suite", "network"), lambda rows: grouped(rows, "suite"),
+    ),
+    Sheet(
+        "Volumes on a CPU, with Winograd", "cpu_volumes_winograd",
+        "As `Trainer` has it." + LAYERS_OF_VOLUMES + " `cpu_volumes_winograd.json`.",
+        of_kinds("layout", "memory order"), lambda rows: grouped(rows, "layout"),
+    ),
+    Sheet(
+        "Volumes on a CPU, without Winograd", "cpu_volumes",
+        "As PyTorch's functions have it." + LAYERS_OF_VOLUMES + " `cpu_volumes.json`.",
+        of_kinds("layout", "memory order"), lambda rows: grouped(rows, "layout"),
     ),
     Sheet(
         "A training step on a CPU of many cores", "cpu_step_cores",
