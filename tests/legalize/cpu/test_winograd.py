@@ -70,11 +70,11 @@ CASES = [
 
 
 VOLUMES = """
-n=1 c=1 d=1 h=1 w=1 k=1 t=3 pad=1,1,1,1,1,1
+n=2 c=32 d=7 h=17 w=16 k=48 t=3 pad=2,1,1,2,1,1 dil=2,1,1 layout=NDHWC/OIDHW/NDHWC
 n=2 c=16 d=3 h=9 w=6 k=32 t=3 pad=1,1,1,1,1,1 layout=NDHWC/DHWIO/NDHWC
 n=3 c=17 d=4 h=5 w=7 k=37 t=3 pad=0,0,2,2,1,0
 n=1 c=48 d=9 h=13 w=11 k=16 t=2 pad=1,1,1,0,1,1 layout=NDHWC/ODHWI/NCDHW
-n=2 c=32 d=7 h=17 w=16 k=48 t=3 pad=2,1,1,2,1,1 dil=2,1,1 layout=NDHWC/OIDHW/NDHWC
+n=1 c=1 d=1 h=1 w=1 k=1 t=3 pad=1,1,1,1,1,1
 n=2 c=8 d=2 h=4 w=5 k=6 t=5 pad=4,3,5,4,4,6
 n=2 c=24 d=5 h=6 w=6 k=40 t=3 pad=3,1,1,0,1,1 dtype=f16/f32/bf16
 n=4 c=64 d=4 h=4 w=4 k=64 t=3 pad=1,1,1,1,1,1 layout=NDHWC/OIDHW/NDHWC
