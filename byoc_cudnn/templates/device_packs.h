@@ -88,6 +88,20 @@ __device__ inline void begin() {
 #endif
 }
 
+// The item that a block of a launch for many is of: `first` has the number of each item's first block.
+__device__ inline int item_of(const uint32_t* first, int items) {
+  int low = 0, high = items - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (first[middle] <= blockIdx.x) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream,
                    Arguments... arguments) {

@@ -22,21 +22,13 @@ template <typename S, typename D>
 __global__ void __launch_bounds__(kThreads)
     moved(const __grid_constant__ Table table, const float* scale, int tensors) {
   begin();
-  int low = 0, high = tensors - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (table.first[middle] <= blockIdx.x) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  const auto* source = static_cast<const S*>(table.source[low]);
-  auto* result = static_cast<D*>(table.result[low]);
-  const uint32_t start = (blockIdx.x - table.first[low]) * kTile, count = table.count[low];
+  const int item = item_of(table.first, tensors);
+  const auto* source = static_cast<const S*>(table.source[item]);
+  auto* result = static_cast<D*>(table.result[item]);
+  const uint32_t start = (blockIdx.x - table.first[item]) * kTile, count = table.count[item];
   const float factor = scale == nullptr ? 1.0f : *scale;
   auto value = [&](S x) { return narrow<D>(scale == nullptr ? wide(x) : wide(x) * factor); };
-  if (table.whole[low] && start + kTile <= count) {
+  if (table.whole[item] && start + kTile <= count) {
     const uint32_t at = start + threadIdx.x * kEach;
     alignas(16) S in[kEach];
     alignas(16) D out[kEach];
@@ -52,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     return;
   }
-  const uint32_t rows = table.rows[low], columns = table.columns[low], block = rows * columns;
+  const uint32_t rows = table.rows[item], columns = table.columns[item], block = rows * columns;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const uint32_t at = start + i * kThreads + threadIdx.x;

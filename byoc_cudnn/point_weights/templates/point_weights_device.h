@@ -42,22 +42,14 @@ __global__ void __launch_bounds__(kThreads)
     products(const __grid_constant__ Table table, int weights) {
   __shared__ float4 of_y[kStep][kSide / kEach], of_x[kStep][kSide / kEach];
   begin();
-  int low = 0, high = weights - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (table.first[middle] <= blockIdx.x) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  const auto* dy = static_cast<const T*>(table.dy[low]);
-  const auto* x = static_cast<const T*>(table.x[low]);
-  auto* dw = static_cast<T*>(table.dw[low]);
-  float* const db = table.db[low];
-  const int rows = table.n[low], filters = table.k[low], channels = table.c[low];
+  const int item = item_of(table.first, weights);
+  const auto* dy = static_cast<const T*>(table.dy[item]);
+  const auto* x = static_cast<const T*>(table.x[item]);
+  auto* dw = static_cast<T*>(table.dw[item]);
+  float* const db = table.db[item];
+  const int rows = table.n[item], filters = table.k[item], channels = table.c[item];
   const int across = (channels + kSide - 1) / kSide;
-  const int tile = static_cast<int>(blockIdx.x - table.first[low]);
+  const int tile = static_cast<int>(blockIdx.x - table.first[item]);
   const int filter = tile / across * kSide, channel = tile % across * kSide;
   const int own_y = static_cast<int>(threadIdx.x) / (kSide / kEach);
   const int own_x = static_cast<int>(threadIdx.x) % (kSide / kEach);

@@ -13,20 +13,6 @@ struct Table {
   uint32_t first[kMost + 1];  // of a weight's blocks
 };
 
-// The weight of a block.
-__device__ inline int weight_of(const Table& table, int weights) {
-  int low = 0, high = weights - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (table.first[middle] <= blockIdx.x) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
 // The sum of all threads' values, in an order of its own; every thread gets it.
 __device__ inline float over_block(float value) {
   __shared__ float sums[kRowThreads / 32];
@@ -43,7 +29,7 @@ template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     standardized(const __grid_constant__ Table table, float epsilon, int weights) {
   begin();
-  const int which = weight_of(table, weights);
+  const int which = item_of(table.first, weights);
   const RelayWgradStandardizedWeight& w = table.weights[which];
   const uint32_t filter = blockIdx.x - table.first[which];
   const uint32_t channels = static_cast<uint32_t>(w.channels), taps = static_cast<uint32_t>(w.taps);
@@ -74,7 +60,7 @@ template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     standardized_gradient(const __grid_constant__ Table table, float, int weights) {
   begin();
-  const int which = weight_of(table, weights);
+  const int which = item_of(table.first, weights);
   const RelayWgradStandardizedWeight& w = table.weights[which];
   const uint32_t filter = blockIdx.x - table.first[which];
   const uint32_t channels = static_cast<uint32_t>(w.channels), taps = static_cast<uint32_t>(w.taps);

@@ -44,20 +44,6 @@ struct Scalars {
 };
 
 template <typename T>
-__device__ inline int tensor_of(const Table<T>& table, int tensors, uint32_t block) {
-  int low = 0, high = tensors - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (table.begin[middle] <= block) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
-template <typename T>
 __device__ inline void get(Pack<T, kVector<T>>& pack, const T* at, bool whole, int left) {
   if (whole) {
     const uint4 bits = *reinterpret_cast<const uint4*>(at);
@@ -118,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   left1 = T(1) - left1;
   left2 = T(1) - left2;
-  const int mine = tensor_of(table, tensors, blockIdx.x);
+  const int mine = item_of(table.begin, tensors);
   const bool statistic = table.statistic[mine];
   if (statistic ? !*s.runs : !updates) return;
   const T lr = s.rates[0], factor = s.rates[1];
@@ -168,7 +154,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     counted(const __grid_constant__ Table<T> table, int tensors, int32_t* partial) {
   begin();
-  const int mine = tensor_of(table, tensors, blockIdx.x);
+  const int mine = item_of(table.begin, tensors);
   const uint32_t count = table.count[mine];
   const uint32_t start = (blockIdx.x - table.begin[mine]) * kTile;
   constexpr int V = kVector<T>;
