@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from .walk import Block, bindings_of, branches_of, functions_in
 
@@ -268,12 +268,24 @@ def with_functions(
     mod: tvm.IRModule, change: Callable[[tvm.ir.GlobalVar, relax.Function], relax.Function]
 ) -> tvm.IRModule:
     """The module with what `change` makes of each Relax function; itself where all are the same."""
-    new = [(var, change(var, func), func) for var, func in functions_in(mod)]
+    return _with_changed(mod, [(var, func, change(var, func)) for var, func in functions_in(mod)])
+
+
+def with_changed_kernels(
+    mod: tvm.IRModule, change: Callable[[tirx.PrimFunc], tirx.PrimFunc]
+) -> tvm.IRModule:
+    """The module with what `change` makes of each kernel; itself where all are the same."""
+    kernels = [(var, f) for var, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)]
+    return _with_changed(mod, [(var, func, change(func)) for var, func in kernels])
+
+
+def _with_changed(mod: tvm.IRModule, made: Sequence[tuple[Any, Any, Any]]) -> tvm.IRModule:
+    """made : (variable, function, the one in its place)."""
     out = mod
-    for var, made, func in new:
-        if not made.same_as(func):
+    for var, func, other in made:
+        if not other.same_as(func):
             out = mod.clone() if out is mod else out
-            out.update_func(var, made)
+            out.update_func(var, other)
     return out
 
 

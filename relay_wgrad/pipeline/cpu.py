@@ -23,6 +23,7 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 from tvm_ffi.structural import structural_walk
 
+from ..graph.rebuild import with_changed_kernels
 from ..keys import SCHEDULED
 from .empty_tensors import Nothing
 from .fused_kernels import fused_kernels
@@ -91,15 +92,12 @@ def parallel_kernels() -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.parallel_kernels")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         cores = int(Target.current(allow_none=False).attrs.get("num-cores", 0)) or 8
-        new = {
-            var: scheduled(func, cores)
-            for var, func in mod.functions_items()
-            if isinstance(func, tirx.PrimFunc) and not (func.attrs and func.attrs.get(SCHEDULED))
-        }
-        mod = mod.clone() if new else mod
-        for var, func in new.items():
-            mod.update_func(var, func)
-        return mod
+
+        def change(func: tirx.PrimFunc) -> tirx.PrimFunc:
+            is_scheduled = func.attrs and func.attrs.get(SCHEDULED)
+            return func if is_scheduled else scheduled(func, cores)
+
+        return with_changed_kernels(mod, change)
 
     return run
 

@@ -22,6 +22,7 @@ from tvm_ffi import structural_map, structural_walk
 
 from .. import keys
 from ..dtypes import HALVES
+from ..graph.rebuild import with_changed_kernels
 from .bfloat16 import rounded
 from .math_functions import beside_a_number, right_function
 
@@ -40,25 +41,22 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.exact_floats")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        new = {}
-        for var, func in mod.functions_items():
-            is_kernel = isinstance(func, tirx.PrimFunc)
-            if is_kernel and not (func.attrs and func.attrs.get(keys.SOURCE)):
-                rounds = cuda and _in_halves(func)
-                function = partial(right_function, target=target, rounded=rounds)
-                rules = [*_RULES, (tvm.ir.Call, function)]
-                body = func.body if cuda else rounded(func)
-                if rounds:  # before erf is another expression
-                    body = structural_map(body, [(tirx.Add, beside_a_number)])
-                body = structural_map(body, rules)
-                if cuda:  # of what the rules have written too
-                    body = structural_map(body, [(tvm.ir.Call, _bits)])
-                if not body.same_as(func.body):
-                    new[var] = func.with_body(body)
-        mod = mod.clone() if new else mod
-        for var, func in new.items():
-            mod.update_func(var, func)
-        return mod
+
+        def change(func: tirx.PrimFunc) -> tirx.PrimFunc:
+            if func.attrs and func.attrs.get(keys.SOURCE):
+                return func
+            rounds = cuda and _in_halves(func)
+            function = partial(right_function, target=target, rounded=rounds)
+            rules = [*_RULES, (tvm.ir.Call, function)]
+            body = func.body if cuda else rounded(func)
+            if rounds:  # before erf is another expression
+                body = structural_map(body, [(tirx.Add, beside_a_number)])
+            body = structural_map(body, rules)
+            if cuda:  # of what the rules have written too
+                body = structural_map(body, [(tvm.ir.Call, _bits)])
+            return func if body.same_as(func.body) else func.with_body(body)
+
+        return with_changed_kernels(mod, change)
 
     return run
 

@@ -18,6 +18,8 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm_ffi import structural_map, structural_walk
 
+from ..graph.rebuild import with_changed_kernels
+
 _SHARED = tirx.ForKind.THREAD_BINDING
 
 
@@ -26,16 +28,7 @@ def first_values() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.first_values")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        new = {}
-        for var, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc):
-                made = with_first_values(func)
-                if made is not func:
-                    new[var] = made
-        mod = mod.clone() if new else mod
-        for var, func in new.items():
-            mod.update_func(var, func)
-        return mod
+        return with_changed_kernels(mod, with_first_values)
 
     return run
 

@@ -16,6 +16,7 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import SBlock
 from tvm_ffi import structural_equal, structural_map
 
+from ..graph.rebuild import with_changed_kernels
 from ..keys import SCHEDULED
 
 
@@ -25,20 +26,14 @@ class SingleTerms:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with such blocks as element-wise ones."""
-        new = {}
-        for var, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc) and not (func.attrs and SCHEDULED in func.attrs):
-                made = with_single_terms(func)
-                if made is not func:
-                    new[var] = made
-        mod = mod.clone() if new else mod
-        for var, func in new.items():
-            mod.update_func(var, func)
-        return mod
+        return with_changed_kernels(mod, with_single_terms)
 
 
 def with_single_terms(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The kernel with each reduction of one term written as its first value and that term."""
+    """The kernel with each reduction of one term written as its first value and that term; itself
+    where there is none, and once it is scheduled."""
+    if func.attrs and SCHEDULED in func.attrs:
+        return func
     body = structural_map(func.body, (SBlock, _elementwise))
     return func if body.same_as(func.body) else func.with_body(body)
 

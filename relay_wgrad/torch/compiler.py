@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import keys
 from ..frontend.gradient_graph import Result
 from ..frontend.torch.retracing import decompositions, inputs_of, traced_strides
 from ..registry import is_registered, register
@@ -26,7 +25,7 @@ from .norms import GROUPS, KEPT, whole_norms
 from .on_stream import Turns, replayed, unshare
 from .pairs import ATTRIBUTE, Pair, why_apart
 from .pooling import divided_first, without_places
-from .programs import Choices, choices, compiled_at, drawn, one_device
+from .programs import Choices, choices, compiled_at, drawn, module_at, one_device
 from .replayed import ALL, Written
 from .reports import CompiledGraph, reported
 from .upsampling import UPSAMPLING
@@ -301,7 +300,7 @@ class _Program:
     ) -> None:  # fmt: skip
         from ..frontend import from_aot
         from ..training.capture import refusal
-        from ..training.step import ADJOINT, converted
+        from ..training.step import ADJOINT
 
         self.device, self.report = one_device(inputs), report
         graph, self._writes = without_writes(graph)
@@ -319,14 +318,7 @@ class _Program:
         if not any(result.kind == "result" for result in made.outputs):
             return
         where = compiled_at(self.device, chosen)
-        module = made.module.clone()
-        main = module["main"]
-        del module["main"]
-        module[ADJOINT] = main.with_attr(keys.SYMBOL, ADJOINT)
-        layout = where.layout
-        if layout is None and any((*made.last[0], *made.last[1])):
-            layout = "NHWC"
-        module = converted(module, layout, blocks=where.blocks)
+        module = module_at(where, made)
         why = refusal(module, [ADJOINT]) if calls.graphs else ""
         if why:
             report.notes.append(f"its calls are not one CUDA graph: {why}")

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import keys
 from ..frontend.gradient_graph import Result
 from ..frontend.torch.retracing import inputs_of
 from ..picking import picked
 from .on_stream import Turns, replayed, unshare
-from .programs import Choices, compiled_at, drawn, keeps_graph, one_device
+from .programs import Choices, compiled_at, drawn, keeps_graph, module_at, one_device
 from .replayed import Written
 from .reports import CompiledGraph
 from .writes import without_writes
@@ -57,7 +56,6 @@ class JointProgram:
         from ..frontend import from_aot
         from ..training.capture import refusal
         from ..training.forward_backward import BACKWARD, FORWARD, PartingJoint
-        from ..training.step import ADJOINT, converted
 
         self.device = one_device(inputs)
         self._reports, self._primals = reports, len(inputs)
@@ -70,14 +68,7 @@ class JointProgram:
         self._made = made
         self._split(count, end)
         where = compiled_at(self.device, chosen)
-        module = made.module.clone()
-        main = module["main"]
-        del module["main"]
-        module[ADJOINT] = main.with_attr(keys.SYMBOL, ADJOINT)
-        layout = where.layout
-        if layout is None and any((*made.last[0], *made.last[1])):
-            layout = "NHWC"
-        module = converted(module, layout, blocks=where.blocks)
+        module = module_at(where, made)
         late = [i for i, place in enumerate(made.read) if place >= self._primals]
         self._pick_read = picked([place for place in made.read if place < self._primals])
         parting = PartingJoint(self._outputs, self._gradients, late)

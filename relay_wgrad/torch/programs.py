@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_unflatten
 
+from .. import keys
 from ..ambient import outside
 from ..picking import picked
 from .depends import Depends, is_dispatched
@@ -64,6 +65,22 @@ def compiled_at(device: torch.device, chosen: Choices) -> Any:
         winograd=chosen.winograd,
     )  # fmt: skip
     return place(f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu", options)
+
+
+def module_at(where: Any, made: Any) -> Any:
+    """The module of AOTAutograd's graph, `from_aot`'s, as the trainer's passes at a place take it:
+    its function has the adjoint's name and the place's layout, or that of channels that lie last.
+    """
+    from ..training.step import ADJOINT, converted
+
+    module = made.module.clone()
+    main = module["main"]
+    del module["main"]
+    module[ADJOINT] = main.with_attr(keys.SYMBOL, ADJOINT)
+    layout = where.layout
+    if layout is None and any((*made.last[0], *made.last[1])):
+        layout = "NHWC"
+    return converted(module, layout, blocks=where.blocks)
 
 
 class Asked(NamedTuple):
