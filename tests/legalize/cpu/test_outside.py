@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,39 +83,38 @@ def test_any_number_of_images(kind: ConvKind) -> None:
         assert error_of(replace(p, n=images), kernel) <= tolerance(p)
 
 
+def with_special(line: str, operand: int, place: Any, special: float) -> Any:
+    """(what a problem's kernel makes of operands with a special value, what is right without it,
+    the tolerance)."""
+    target, p = TARGETS["host"], ConvProblem.parse(line)
+    kernel = tvm.compile(cpu.prim_func(p, target), target=target)["main"]
+    operands = random_operands(p, np.random.default_rng(0))
+    clean = torch_reference(p, *operands)
+    operands[operand][place] = special
+    out = tvm.runtime.tensor(poisoned(p))
+    kernel(*map(tvm.runtime.tensor, operands), out)
+    return out.numpy(), clean, tolerance(p)
+
+
 @pytest.mark.parametrize("special", [np.nan, np.inf])
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_values_stay_in_their_pixel(kind: ConvKind, special: float) -> None:
     """Neither the next lanes nor the next image see the last pixel's."""
-    target = TARGETS["host"]
-    p = ConvProblem.parse(f"{kind.value} n=2 c=5 h=7 w=7 k=6 r=1 s=1")
-    kernel = tvm.compile(cpu.prim_func(p, target), target=target)["main"]
-    a, b = random_operands(p, np.random.default_rng(0))
-    clean = torch_reference(p, a, b)
-    a[0, 2, 6, 6] = special
-    out = tvm.runtime.tensor(poisoned(p))
-    kernel(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
-    got = out.numpy()
+    line = f"{kind.value} n=2 c=5 h=7 w=7 k=6 r=1 s=1"
+    got, clean, limit = with_special(line, 0, (0, 2, 6, 6), special)
     assert not np.isfinite(got[0, :, 6, 6]).any()
     kept = np.ones(got.shape, bool)
     kept[0, :, 6, 6] = False
-    assert relative_error(got[kept], clean[kept]) <= tolerance(p)
+    assert relative_error(got[kept], clean[kept]) <= limit
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf])
 def test_special_values_stay_in_their_channel(special: float) -> None:
     """An image's last pixel is read once, and what stands before it in its vector is not."""
-    target = TARGETS["host"]
-    p = ConvProblem.parse("wgrad n=2 c=5 h=9 w=9 k=7 r=1 s=1")
-    kernel = tvm.compile(cpu.prim_func(p, target), target=target)["main"]
-    grad, data = random_operands(p, np.random.default_rng(0))
-    clean = torch_reference(p, grad, data)
-    data[1, 4, 8, 8] = special
-    out = tvm.runtime.tensor(poisoned(p))
-    kernel(tvm.runtime.tensor(grad), tvm.runtime.tensor(data), out)
-    got = out.numpy()
+    line = "wgrad n=2 c=5 h=9 w=9 k=7 r=1 s=1"
+    got, clean, limit = with_special(line, 1, (1, 4, 8, 8), special)
     assert not np.isfinite(got[:, 4]).any()
-    assert relative_error(got[:, :4], clean[:, :4]) <= tolerance(p)
+    assert relative_error(got[:, :4], clean[:, :4]) <= limit
 
 
 @pytest.mark.parametrize(
