@@ -4,7 +4,8 @@ A row is a network and a dtype, with the figures of each side: `ours`, and those
 PyTorch's `eager`, `compile`, `graphs` and `contiguous` (torch.compile, with CUDA graphs, and of
 tensors with the channels first), or `step`, `backend` and `convolutions` (`benchmarks.gpu_sides`).
 Each side is a process of its own, or all of PyTorch's are one (--together: cuDNN tunes once).
-Processes compile side by side (--jobs), and use the GPU one after another (`benchmarks.gpu_turns`).
+Processes compile side by side (--jobs), and use the GPU one after another (`benchmarks.gpu_turns`),
+or each of --gpus, a row's sides the same one.
 The file is written after each side; with --resume a row that has not all sides is measured anew.
 
 A model is one of torchvision's or timm's, `unet`, `unet3d`, `unet3d_instance` or `resenc_m` (of
@@ -43,14 +44,16 @@ class Processes:
     """Measures sides in processes.
 
     jobs : how many at a time, of the machine's cores.  longest : seconds that one may keep the GPU.
+    gpus : rows are measured on so many, the first that this process sees.
     """
 
     device: str = "cuda"
     jobs: int = 1
     longest: float = math.inf
+    gpus: int = 1
 
     def __post_init__(self) -> None:
-        self._turnstile = Turnstile()
+        self._turnstile = Turnstile(self.gpus)
 
     def __call__(
         self, sides: Sequence[str], row: Row, number: int, seconds: float, told: Told
@@ -61,6 +64,9 @@ class Processes:
             "OMP_NUM_THREADS": str(max(1, cores // self.jobs)),
             **os.environ,
         }
+        if self.gpus > 1:
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self.gpus)))
+            environment["CUDA_VISIBLE_DEVICES"] = seen.split(",")[self._turnstile.gpu_of(number)]
         command = [
             sys.executable, "-m", "benchmarks.gpu_sides", ",".join(sides),
             json.dumps(row._asdict()), "--device", self.device,
@@ -83,7 +89,7 @@ def run(rows: Rows, cases: Sequence[Case], args: argparse.Namespace) -> None:
     jobs = args.jobs or (os.cpu_count() or 1)
     longest = args.longest_turn or math.inf
     with interruptible():
-        measured(rows, cases, groups(args), Processes("cuda", jobs, longest), jobs)
+        measured(rows, cases, groups(args), Processes("cuda", jobs, longest, args.gpus), jobs)
 
 
 def measured(
@@ -196,6 +202,7 @@ BENCHMARK = Benchmark(
         "together": Option(False, "PyTorch's sides in one process: cuDNN tunes once"),
         "jobs": Option(0, "processes that build at a time; as many as cores, if 0"),
         "longest_turn": Option(180.0, "seconds of one on the GPU"),
+        "gpus": Option(1, "that rows are measured on, side by side"),
     },
     columns=(
         ("model",), ("dtype",), ("batch",), *((f"{s}, ms (MiB)", _shown(s)) for s in SIDES),

@@ -1,10 +1,13 @@
-"""Many processes that build at the same time, of which one at a time uses the GPU.
+"""Many processes that build at the same time, of which one at a time uses a GPU.
 
 The run starts processes of sides (`converse`) and speaks with each by a pair of pipes, a line of
 JSON each way.  A process asks for a turn before it touches the device and has it until it says that
 it is done, or has ended: a process that is waited for has given its memory back, so what a process
-reads of the device's memory within its turn changes by its own doing alone.  While the one whose
-turn it is measures (`quiet`), the others are stopped: they take no core, and load no code.
+reads of the device's memory within its turn changes by its own doing alone.  While one whose turn
+it is measures (`quiet`), those that have no turn are stopped: they take no core, and load no code.
+
+With several GPUs as many have a turn: a row's processes have one GPU, by the row's number, which
+they are to see alone (`environment`).
 
 A process ends with the run, however that ends: it may be stopped, or keep the GPU, for good else.
 
@@ -34,37 +37,52 @@ _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class Turnstile:
-    """Whose turn it is; the processes, to be stopped while one measures."""
+    """Whose turn it is, of each GPU; the processes, to be stopped while one measures."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: int = 1) -> None:
+        self.gpus = gpus
         self._condition = threading.Condition()
         self._waiting: list[tuple[bool, int]] = []
-        self._taken = False
+        self._taken: dict[int, int | None] = {}  # GPU -> the process that has it
         self._groups: set[int] = set()
-        self._measuring: int | None = None
+        self._measuring: set[int] = set()
 
-    def take(self, rank: tuple[bool, int], seconds: float = math.inf) -> bool:
+    def gpu_of(self, number: int) -> int:
+        return number % self.gpus
+
+    def take(
+        self, rank: tuple[bool, int], seconds: float = math.inf, group: int | None = None
+    ) -> bool:
         """Waits for a turn so long; rank: (whether it is long, the row's number)."""
+        gpu = self.gpu_of(rank[1])
         timeout = None if math.isinf(seconds) else max(seconds, 0.0)
+
+        def is_next() -> bool:
+            first = min(r for r in self._waiting if self.gpu_of(r[1]) == gpu)
+            return gpu not in self._taken and first == rank
+
         with self._condition:
             self._waiting.append(rank)
-            has = self._condition.wait_for(
-                lambda: not self._taken and min(self._waiting) == rank, timeout
-            )
+            has = self._condition.wait_for(is_next, timeout)
             self._waiting.remove(rank)
-            self._taken = self._taken or has
+            if has:
+                self._taken[gpu] = group
+                if group in self._groups:
+                    _signal(group, signal.SIGCONT)  # another GPU's may be measuring
             self._condition.notify_all()  # of those that wait another may be the first now
             return has
 
-    def give(self) -> None:
+    def give(self, number: int = 0) -> None:
         with self._condition:
-            self._taken = False
+            group = self._taken.pop(self.gpu_of(number), None)
+            if self._measuring and group in self._groups:
+                _signal(group, signal.SIGSTOP)
             self._condition.notify_all()
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         """A process that leads a group of its own, once nobody measures."""
         with self._condition:
-            self._condition.wait_for(lambda: self._measuring is None)
+            self._condition.wait_for(lambda: not self._measuring)
             process = subprocess.Popen(command, start_new_session=True, **options)
             self._groups.add(process.pid)
             return process
@@ -79,14 +97,14 @@ class Turnstile:
 
     def quiet(self, group: int) -> None:
         with self._condition:
-            self._measuring = group
-            for other in self._groups - {group}:
+            self._measuring.add(group)
+            for other in self._groups - {group, *self._taken.values()}:
                 _signal(other, signal.SIGSTOP)
 
     def loud(self, group: int) -> None:
         with self._condition:
-            if self._measuring == group:
-                self._measuring = None
+            self._measuring.discard(group)
+            if not self._measuring:
                 for other in self._groups:
                     _signal(other, signal.SIGCONT)
                 self._condition.notify_all()
@@ -150,7 +168,7 @@ def converse(
                     asked = said.get("ask")
                     if asked == "turn":
                         rank = bool(said["long"]), number
-                        held = turnstile.take(rank, until - time.monotonic())
+                        held = turnstile.take(rank, until - time.monotonic(), process.pid)
                         if not held:
                             ended = ENDED
                             break
@@ -158,7 +176,7 @@ def converse(
                         os.write(to_write[1], b"go\n")
                     elif asked == "done":
                         held, limit = False, math.inf
-                        turnstile.give()
+                        turnstile.give(number)
                     elif asked == "quiet":
                         turnstile.quiet(process.pid)
                         os.write(to_write[1], b"go\n")
@@ -175,7 +193,7 @@ def converse(
             status = process.poll()
             turnstile.end(process)
             if held:
-                turnstile.give()
+                turnstile.give(number)
         if ended is None and status:
             log.seek(0)
             lines = log.read().strip().splitlines() or [f"exit status {status}".encode()]
@@ -230,7 +248,7 @@ class Turns:
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """Within it no other process of the run does anything."""
+        """Within it no process of the run that has no turn does anything."""
         self._ask({"ask": "quiet"})
         try:
             yield

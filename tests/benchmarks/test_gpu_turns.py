@@ -99,6 +99,31 @@ time.sleep(0.3)
     assert max(at) > span["to"]
 
 
+def test_several_gpus_have_a_turn_each(tmp_path: Path) -> None:
+    """Those with a turn go on while one measures, the others stand still."""
+    code = """
+open(f"{args.gpu}.{args.name}", "w")
+while not all(os.path.exists(f"{args.gpu}.{i}") for i in range(4)):
+    time.sleep(0.01)
+turns.keep()
+time.sleep(0.3 + 0.2 * (int(args.name) % 2))  # all have asked before one measures
+with turns.quiet():
+    begin = time.monotonic()
+    time.sleep(0.5)
+turns.say({"gpu": int(args.name) % 2, "from": begin, "to": time.monotonic()})
+"""
+    turnstile = Turnstile(2)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: talk(turnstile, tmp_path, code, i), range(4)))
+    assert [error for error, _ in found] == [None] * 4
+    spans = sorted((said["from"], said["to"], said["gpu"]) for _, (said,) in found)
+    for gpu in range(2):
+        first, second = [span for span in spans if span[2] == gpu]
+        assert first[1] <= second[0]
+    beside = [a for a in spans for b in spans if a[2] < b[2] and a[0] < b[1] and b[0] < a[1]]
+    assert beside, spans
+
+
 def test_a_process_that_fails_or_stays_gives_its_turn_to_the_next(tmp_path: Path) -> None:
     turnstile = Turnstile()
     error, _ = talk(turnstile, tmp_path, "turns.keep()\nraise ValueError('no such kernel')\n")
