@@ -16,6 +16,8 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus() -> None:
-    for done in run_ranks(Path(several_gpus.__file__), 2, forked=False):
-        assert done.returncode == 0, done.stderr
+    ended = run_ranks(Path(several_gpus.__file__), 2, forked=False)
+    # Who failed by itself ended with 1; who waited for it was ended.
+    for done in sorted(ended, key=lambda done: done.returncode != 1):
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         assert "as one process" in done.stdout
