@@ -370,6 +370,17 @@ SHEETS = (
         of_batch,
     ),
     Sheet(
+        "Other networks on a GPU", "gpu_others_h200",
+        "Forward and backward, of timm's networks: ms, in brackets MiB of the device; the ratio is"
+        " to torch.compile with CUDA graphs, PyTorch's best where all of its ways were measured."
+        " {gpu}, PyTorch {torch}, {date}; `gpu_others_h200.json`.",
+        (("network", lambda row: f"{row['model']}, {row['dtype']}, {row['batch']}"),
+         *((f"{name}, ms (MiB)", ms_and_mib(side)) for side, name in (
+             ("ours", "ours"), ("graphs", "CUDA graphs"))),
+         ("ratio", None, ".2f")),
+        lambda rows: sorted(rows, key=lambda row: row["model"]),
+    ),
+    Sheet(
         "A step of volumes on a GPU", "gpu_volumes_h200",
         "Forward and backward, batch {batch} of 128³ voxels: ms, in brackets MiB of the device."
         " {gpu}, PyTorch {torch}, {date}; `gpu_volumes_h200.json`.",
@@ -382,7 +393,7 @@ SHEETS = (
     Sheet(
         "PyTorch's own loop on a GPU", "gpu_loop_h200",
         "Forward and backward in PyTorch's own loop, bfloat16: ms, in brackets MiB of the device."
-        " One call; where the whole step has no figure it was not in it."
+        " A row's sides in one call; where the whole step has no figure it was not in it."
         " {gpu}, PyTorch {torch}, {date}; `gpu_loop_h200.json`.",
         (("network, batch", lambda row: f"{row['model']}, {row['batch']}"),
          *((name, ms_and_mib(side)) for side, name in (
@@ -393,10 +404,10 @@ SHEETS = (
     ),
     Sheet(
         "Two GPUs", "several_gpus_h200",
-        "ResNet-50, bfloat16, {batch} images a GPU, SGD with momentum, two GPUs of one host: images"
-        " a second, the share of two times one GPU's, and what a step waits for all-reduces."
-        " {gpu}, PyTorch {torch}, {date}; `several_gpus_h200.json`.",
-        (("loop", lambda row: LOOPS[row["way"]]), ("two GPUs", "all", ".0f"),
+        "Bfloat16, {batch} images a GPU, SGD with momentum, two GPUs of one host: images a second,"
+        " the share of two times one GPU's, and what a step waits for all-reduces."
+        " {gpu}, PyTorch {torch}, {dates}; `several_gpus_h200.json`.",
+        (("network", "model"), ("loop", lambda row: LOOPS[row["way"]]), ("two GPUs", "all", ".0f"),
          ("one GPU", "one", ".0f"), ("share", "scaling", ".2f"),
          ("waits, ms", "exposed_ms", ".2f")),
     ),
