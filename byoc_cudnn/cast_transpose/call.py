@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
 DTYPES = ("float16", "bfloat16", "float32")
+WORDS: Words = {"source": DTYPES, "result": DTYPES}
 LIMIT = 1 << 30  # elements of a tensor
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,8 @@ class CastTransposeCall:
 
 def check(call: CastTransposeCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
-    for dtype in (call.source, call.result):
-        if dtype not in DTYPES:
-            return no(f"dtype {dtype!r}; there are {', '.join(DTYPES)}")
-    if not _IDENTIFIER.fullmatch(call.symbol):
-        return no(f"symbol {call.symbol!r} is no identifier")
+    if not (decision := known(call, WORDS)):
+        return decision
     for step in call.tensors:
         if not 0 < step.count < LIMIT:
             return no(f"{step}: from 1 to {LIMIT - 1} elements")

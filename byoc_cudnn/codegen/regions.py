@@ -7,7 +7,6 @@ the convolution family and its epilogue.  Facts come from attributes and structu
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,8 +20,7 @@ from relay_wgrad.ops.call_problem import problem_of
 from relay_wgrad.problem import ConvProblem
 
 from ..fused import STEPS, conv_and_steps
-
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
+from .kernel_names import IDENTIFIER
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def symbol_of(func: relax.Function) -> str:
     """
     attrs = func.attrs
     symbol = str(attrs[SYMBOL]) if attrs is not None and SYMBOL in attrs else ""
-    if not _IDENTIFIER.fullmatch(symbol):
+    if not IDENTIFIER.fullmatch(symbol):
         raise ValueError(f"a region's symbol must be a C identifier of at most 201, got {symbol!r}")
     return symbol
 

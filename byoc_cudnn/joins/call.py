@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+WORDS: Words = {"dtype": DTYPES}
 PIECES, TERMS = 40, 96
 """Of a call, at most: kRelayWgradPieces and kRelayWgradTerms of joins_call.h."""
 CHANNELS = 1 << 24
 """Of a tensor, at most."""
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
 class Term(NamedTuple):
@@ -55,10 +55,8 @@ class JoinsCall:
 
 def check(call: JoinsCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
-    if call.dtype not in DTYPES:
-        return no(f"dtype {call.dtype!r}; there are {', '.join(map(repr, DTYPES))}")
-    if not _IDENTIFIER.fullmatch(call.symbol):
-        return no(f"symbol {call.symbol!r} is no identifier")
+    if not (decision := known(call, WORDS)):
+        return decision
     pieces = call.pieces
     if not pieces or not all(call.results):
         return no("a result without channels")

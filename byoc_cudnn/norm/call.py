@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from relay_wgrad.ops import activations
 from relay_wgrad.problem import DTYPE_BYTES
 
+from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 from ..pool.call import check_windows
 
@@ -24,9 +24,9 @@ GATED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gate_backward": (("dy", *_GIVEN, "gate", "lift", "sums"), ("dx", "dgamma", "dbeta")),
 }
 DIRECTIONS = ("forward", "backward", *GATED)
+WORDS: Words = {"direction": DIRECTIONS, "dtype": DTYPES, "activation": ACTIVATIONS}
 LAYOUTS = ("NHWC",)
 _THREADS, _PACKS = 256, 4  # of a row, of 16 bytes each: kThreads and kRowPacks of the templates
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -190,14 +190,10 @@ def longest_row(dtype: str) -> int:
 
 def check(call: NormCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
-    for name, value, known in (
-        ("direction", call.direction, DIRECTIONS),
-        ("dtype", call.dtype, DTYPES),
-        ("activation", call.activation, ACTIVATIONS),
-        ("layout", call.layout, LAYOUTS),
-    ):
-        if value not in known:
-            return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
+    if not (decision := known(call, WORDS)):
+        return decision
+    if call.layout not in LAYOUTS:
+        return no(f"layout {call.layout!r}; there are {', '.join(map(repr, LAYOUTS))}")
     if call.gated and (call.second or call.pooled or call.grouped):
         return no("around a gate there are no second normalization, pooling or groups")
     if call.gated and call.bits and not (call.last or call.direction == "gate_sums"):
@@ -244,8 +240,6 @@ def check(call: NormCall) -> Decision:
         return no(f"slices {call.slices}: a first channel, and how many there are")
     if call.running and call.direction not in ("forward", "squeeze"):
         return no("running statistics are updated forward, not backward")
-    if not _IDENTIFIER.fullmatch(call.symbol):
-        return no(f"symbol {call.symbol!r} is no identifier")
     if not math.isfinite(call.alpha) or call.alpha < 0:
         return no(f"alpha {call.alpha}: not finite, or below zero")
     if not (math.isfinite(call.epsilon) and call.epsilon >= 0 and math.isfinite(call.momentum)):

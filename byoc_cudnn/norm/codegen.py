@@ -7,12 +7,12 @@ sizes.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ..codegen.direct import ELEMENTS, Family
 from ..codegen.templates import shared
-from .call import DTYPES, GATED, NormCall, check
+from .call import GATED, WORDS, NormCall, check
 
-_PREFIX = "relay_wgrad_norm_"
 _MULTIPROCESSORS = 256  # of the largest device that a workspace is planned for
 # kNormBlocks and the others of norm_call.h
 _BLOCKS, _CHANNELS, _SUMS = 2, 256, 3
@@ -21,22 +21,13 @@ _ROW_BLOCKS, _ROW_SUMS = 4, 2
 # Rows of a thread on the way at once: images are few rows, and there are more sums of each; but of
 # moments alone as many as a batch's have.
 _GATED_ROWS = {True: "#define RW_NORM_UNROLL 8", False: "#define RW_NORM_UNROLL 4"}
-_ACTIVATIONS = {
-    "": "kNone", "relu": "kRelu", "relu6": "kRelu6", "leaky_relu": "kLeakyRelu", "silu": "kSilu",
-    "gelu": "kGelu", "gelu_tanh": "kGeluTanh", "hardswish": "kHardswish", "elu": "kElu",
-}  # fmt: skip
 # Members of what a call gives and another takes; mask and index are one, of no rows and channels.
 _RESULTS = {"mask": "new_mask", "index": "new_mask", "sums": "new_sums"}
-_NAME = re.compile(
-    rf"{_PREFIX}(forward|backward)_({'|'.join(DTYPES)})_"
-    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual|_second|_rows)?(_bits)?(_summed)?"
-    r"(_grouped)?(_sliced)?"
+_TAIL = re.compile(
+    r"(_residual|_second|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
-_GATED_NAME = re.compile(
-    rf"{_PREFIX}({'|'.join(GATED)})_({'|'.join(DTYPES)})_"
-    rf"({'|'.join(a or 'none' for a in _ACTIVATIONS)})(_residual)?(_relu)?(_bits)?(_summed)?"
-)
+_GATED_TAIL = re.compile(r"(_residual)?(_relu)?(_bits)?(_summed)?")
 
 
 def workspace_bytes(channels: int, dtype: str, images: int = 1, by_row: bool = False) -> int:
@@ -55,12 +46,10 @@ def workspace_bytes(channels: int, dtype: str, images: int = 1, by_row: bool = F
     return sums * _CHANNELS * max(least, _BLOCKS * _MULTIPROCESSORS)
 
 
-def kernel_of(call: NormCall) -> str:
-    """The name of the kernel that serves a call."""
+def _tail(call: NormCall) -> str:
     if call.gated:
         more = "_residual" * call.residual + "_relu" * bool(call.last)
-        more += "_bits" * call.bits + "_summed" * call.summed
-        return f"{_PREFIX}{call.direction}_{call.dtype}_{call.activation or 'none'}{more}"
+        return more + "_bits" * call.bits + "_summed" * call.summed
     residual = "_residual" if (call.residual if call.forward else call.stored) else ""
     if call.second or call.by_row:
         residual = "_second" if call.second else "_rows"
@@ -69,45 +58,52 @@ def kernel_of(call: NormCall) -> str:
     if call.pooled:
         r, s, down, across = call.pooled[:4]
         more += f"_pooled_{r}x{s}_{down}x{across}"
-    return f"{_PREFIX}{call.direction}_{call.dtype}_{call.activation or 'none'}{more}"
+    return more
 
 
-def _gated_body(name: str) -> str | None:
-    """Of a kernel around a gate; None for another name."""
-    found = _GATED_NAME.fullmatch(name)
+def _enumerator(activation: str) -> str:
+    """Of `Activation` in the templates."""
+    return "k" + "".join(word.capitalize() for word in (activation or "none").split("_"))
+
+
+def _gated_body(
+    direction: str, dtype: str, activation: str, tail: str
+) -> tuple[Sequence[str], str] | None:
+    """Of a kernel around a gate."""
+    found = _GATED_TAIL.fullmatch(tail)
     if not found:
         return None
-    direction, dtype, activation, *flags = found.groups()
-    act = _ACTIVATIONS["" if activation == "none" else activation]
-    told = {"excite": flags[:3], "gate_sums": flags[2:]}.get(direction, [])
+    flags = found.groups()
+    told = {"excite": flags[:3], "gate_sums": flags[2:]}.get(direction, ())
     more = [str(bool(flag)).lower() for flag in told]
-    words = ", ".join([ELEMENTS[dtype][1], f"Activation::{act}", *more])
+    words = ", ".join([ELEMENTS[dtype][1], f"Activation::{_enumerator(activation)}", *more])
     parts = ["device", "together", "forward", "gated"]
-    moments = direction == "squeeze" and activation == "none"
+    moments = direction == "squeeze" and not activation
     texts = [_GATED_ROWS[moments], *(NORMS.template(f"norm_{part}.h") for part in parts)]
-    return NORMS.exported(name, texts, f"{direction}<{words}>")
+    return texts, f"{direction}<{words}>"
 
 
-def _body(name: str) -> str:
-    if (gated := _gated_body(name)) is not None:
-        return gated
-    found = _NAME.fullmatch(name)
+def _body(
+    direction: str, dtype: str, activation: str, tail: str
+) -> tuple[Sequence[str], str] | None:
+    if direction in GATED:
+        return _gated_body(direction, dtype, activation, tail)
+    found = _TAIL.fullmatch(tail)
     if not found:
-        raise ValueError(f"{name!r} is no kernel of a normalization")
-    direction, dtype, activation, residual, bits, summed, grouped, sliced, *windows = found.groups()
-    act = _ACTIVATIONS["" if activation == "none" else activation]
+        return None
+    residual, bits, summed, grouped, sliced, *windows = found.groups()
+    kind = f"{ELEMENTS[dtype][1]}, Activation::{_enumerator(activation)}"
     function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
     if residual == "_rows":
         parts = ["device", "rows"]
-        function = f"{direction}_rows<{ELEMENTS[dtype][1]}, Activation::{act}>"
-        return NORMS.exported(name, [NORMS.template(f"norm_{part}.h") for part in parts], function)
+        return [NORMS.template(f"norm_{part}.h") for part in parts], f"{direction}_rows<{kind}>"
     if residual == "_second":
         function = f"{direction}_of_two"
         last = str(bool(summed)).lower()
     elif windows[0]:
         function, last = f"{direction}_pooled", ", ".join(windows)
     elif direction == "backward":
-        mask = "kNone" if activation == "none" else "kComputed"
+        mask = "kComputed" if activation else "kNone"
         if residual:
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
@@ -121,11 +117,10 @@ def _body(name: str) -> str:
     texts = [NORMS.template(f"norm_{part}.h") for part in parts]
     if windows[0]:
         texts.insert(0, shared("device_maxima.h"))
-    function = f"{function}<{ELEMENTS[dtype][1]}, Activation::{act}, {last}>"
-    return NORMS.exported(name, texts, function)
+    return texts, f"{function}<{kind}, {last}>"
 
 
-def _row(call: NormCall) -> str:
+def _row(call: NormCall) -> tuple[str, str]:
     names = [
         *("mask" if name == "index" else name for name in call.operands),
         *(_RESULTS.get(name, name) for name in call.results),
@@ -145,10 +140,9 @@ def _row(call: NormCall) -> str:
     numbers = f"{call.epsilon!r}, {call.momentum!r}, {call.alpha!r}"
     flags = (call.unbiased, call.grouped, call.by_row, call.gated)
     switches = ", ".join(str(one).lower() for one in flags)
-    return (
-        f'    {{"{kind} {" ".join(words)}", {kernel_of(call)}, "{kernel_of(call)}",\n'
-        f"     Element::{ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"
-        f"     {{{pooled}}}, {{{operands}}}, {{{slices}}}}},"
+    return f"{kind} {' '.join(words)}", (
+        f"{ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"
+        f"     {{{pooled}}}, {{{operands}}}, {{{slices}}}"
     )
 
 
@@ -158,6 +152,5 @@ def _overwrites(call: NormCall) -> list[tuple[int, int]]:
 
 
 NORMS = Family(
-    "norm", "Normalization in training", "Norm", "RelayWgradNormKernel", check, _row,
-    kernel_of, _body, _overwrites,
+    "norm", "Normalization in training", "Norm", check, WORDS, _row, _body, _tail, _overwrites,
 )  # fmt: skip

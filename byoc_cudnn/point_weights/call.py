@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
 DTYPES = ("float16", "bfloat16", "float32")
+WORDS: Words = {"dtype": DTYPES}
 MOST = 1 << 26
 """Products of a weight's gradient: libraries are faster for more of them."""
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,8 @@ class PointWeightsCall:
 
 def check(call: PointWeightsCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
-    if call.dtype not in DTYPES:
-        return no(f"dtype {call.dtype!r}; there are {', '.join(map(repr, DTYPES))}")
-    if not _IDENTIFIER.fullmatch(call.symbol):
-        return no(f"symbol {call.symbol!r} is no identifier")
+    if not (decision := known(call, WORDS)):
+        return decision
     for product in call.products:
         if min(product.n, product.k, product.c) < 1 or product.count > MOST:
             return no(f"{product}: from 1 to {MOST} products")

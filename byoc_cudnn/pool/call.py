@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DIRECTIONS = ("forward", "backward")
+WORDS: Words = {"direction": DIRECTIONS, "dtype": DTYPES, "kernel": None, "strides": None}
 _TAPS = 225  # of a window, at most: a byte tells which
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,8 @@ class PoolCall:
 
 def check(call: PoolCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
-    for name, value, known in (
-        ("direction", call.direction, DIRECTIONS),
-        ("dtype", call.dtype, DTYPES),
-    ):
-        if value not in known:
-            return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
-    if not _IDENTIFIER.fullmatch(call.symbol):
-        return no(f"symbol {call.symbol!r} is no identifier")
+    if not (decision := known(call, WORDS)):
+        return decision
     return check_windows(call.kernel, call.strides, call.padding)
 
 

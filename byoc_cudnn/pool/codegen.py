@@ -1,51 +1,37 @@
-"""The C++ of poolings, as `codegen.direct` has it: a kernel for each window and dtype."""
+"""The C++ of poolings, as `codegen.direct` has it: a kernel for each window and dtype.
+
+Padding is told when it runs.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 
 from ..codegen.direct import ELEMENTS, Family
 from ..codegen.templates import shared
-from .call import DTYPES, PoolCall, check
-
-_PREFIX = "relay_wgrad_pool_"
-_NAME = re.compile(rf"{_PREFIX}(forward|backward)_({'|'.join(DTYPES)})_(\d+)x(\d+)_(\d+)x(\d+)")
+from .call import WORDS, PoolCall, check
 
 
-def kernel_of(call: PoolCall) -> str:
-    """The name of the kernel that serves a call; padding is told when it runs."""
-    window, strides = ("x".join(map(str, pair)) for pair in (call.kernel, call.strides))
-    return f"{_PREFIX}{call.direction}_{call.dtype}_{window}_{strides}"
-
-
-def _body(name: str) -> str:
-    found = _NAME.fullmatch(name)
-    if not found:
-        raise ValueError(f"{name!r} is no kernel of a pooling")
-    direction, dtype, *sizes = found.groups()
+def _body(
+    direction: str, dtype: str, kernel: str, strides: str, tail: str
+) -> tuple[Sequence[str], str] | None:
+    sizes = [*kernel.split("x"), *strides.split("x")]
+    if tail or len(sizes) != 4:
+        return None
     parts = [shared("device_maxima.h"), POOLS.template("pool_device.h")]
-    return POOLS.exported(name, parts, f"{direction}<{ELEMENTS[dtype][1]}, {', '.join(sizes)}>")
+    return parts, f"{direction}<{ELEMENTS[dtype][1]}, {', '.join(sizes)}>"
 
 
-def _row(call: PoolCall) -> str:
-    words = " ".join(
-        f"{name}={','.join(map(str, value))}"
-        for name, value in (
-            ("kernel", call.kernel), ("strides", call.strides), ("padding", call.padding),
-        )
-    ) + " index" * call.index  # fmt: skip
-    numbers = ", ".join(
-        "{" + ", ".join(map(str, v)) + "}" for v in (call.kernel, call.strides, call.padding)
-    )
-    kernel = kernel_of(call)
-    return (
-        f'    {{"max_pool2d {call.direction} {call.dtype} {words}", {kernel}, "{kernel}",\n'
-        f"     Element::{ELEMENTS[call.dtype][0]}, {numbers},"
-        f" {str(call.direction == 'backward').lower()}, {str(call.index).lower()}}},"
-    )
+def _row(call: PoolCall) -> tuple[str, str]:
+    windows = {"kernel": call.kernel, "strides": call.strides, "padding": call.padding}
+    texts = {name: ", ".join(map(str, value)) for name, value in windows.items()}
+    told = " ".join(f"{name}={text.replace(' ', '')}" for name, text in texts.items())
+    words = f"max_pool2d {call.direction} {call.dtype} {told}" + " index" * call.index
+    numbers = ", ".join(f"{{{text}}}" for text in texts.values())
+    flags = ", ".join(str(one).lower() for one in (call.direction == "backward", call.index))
+    return words, f"{ELEMENTS[call.dtype][0]}, {numbers}, {flags}"
 
 
 POOLS = Family(
-    "pool", "Max pooling and its gradient", "Pool", "RelayWgradPoolKernel", check, _row, kernel_of,
-    _body,
+    "pool", "Max pooling and its gradient", "Pool", check, WORDS, _row, _body
 )  # fmt: skip

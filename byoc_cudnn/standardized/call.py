@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
+from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
 DTYPES = ("float16", "bfloat16", "float32")
 DIRECTIONS = ("forward", "backward")
+WORDS: Words = {"direction": DIRECTIONS, "dtype": DTYPES}
 LIMIT = 1 << 30  # elements of a weight
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,8 @@ class StandardizedCall:
 
 def check(call: StandardizedCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
-    for name, value, known in (
-        ("direction", call.direction, DIRECTIONS), ("dtype", call.dtype, DTYPES)
-    ):  # fmt: skip
-        if value not in known:
-            return no(f"{name} {value!r}; there are {', '.join(repr(k) for k in known)}")
-    if not _IDENTIFIER.fullmatch(call.symbol):
-        return no(f"symbol {call.symbol!r} is no identifier")
+    if not (decision := known(call, WORDS)):
+        return decision
     for one in call.weights:
         if not 0 < one.filters * one.row < LIMIT:
             return no(f"{one}: from 1 to {LIMIT - 1} elements")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
 COUNT = "count"
@@ -14,10 +14,10 @@ SLOTS = {COUNT: 0, "sgd": 0, "momentum": 1, "adam": 2}
 """Rules, and how many tensors of state they keep for each parameter."""
 NUMBERS = ("weight_decay", "momentum", "beta1", "beta2", "eps", "decoupled", "clip")
 DTYPES = ("float32", "float64")
+WORDS: Words = {"rule": SLOTS, "dtype": DTYPES}
 LIMIT = 1 << 30  # elements of a tensor
 TILE = 4096
 """Elements of one tensor that a block of threads takes: `kRelayWgradTile` of updates_call.h."""
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,8 @@ def numbers_of(given: Mapping[str, float]) -> tuple[float, ...]:
 
 def check(call: UpdatesCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
-    if call.rule not in SLOTS:
-        return no(f"rule {call.rule!r}; there are {', '.join(SLOTS)}")
-    if call.dtype not in DTYPES:
-        return no(f"dtype {call.dtype!r}; there are {', '.join(DTYPES)}")
-    if not _IDENTIFIER.fullmatch(call.symbol):
-        return no(f"symbol {call.symbol!r} is no identifier")
+    if not (decision := known(call, WORDS)):
+        return decision
     if any(not 0 <= place < len(call.counts) for place in call.undecayed):
         return no(f"places {call.undecayed} of {len(call.counts)} parameters")
     for count in (*call.counts, *call.statistics):

@@ -1,17 +1,21 @@
 """Families of direct calls: what their generated C++ names, their templates declare.
 
-Only a machine with nvcc compiles it, and renaming one of the two is easily half done.
+Only a machine with nvcc compiles it, and renaming one of the two is easily half done.  And names
+of kernels, which are read back.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from byoc_cudnn.building.compiled import FAMILIES
 from byoc_cudnn.codegen.direct import Family
+from byoc_cudnn.codegen.kernel_names import name_of, words_of
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.room)
@@ -29,3 +33,18 @@ def test_names_are_declared(family: Family) -> None:
 def test_all_are_here() -> None:
     homes = {path.parents[1].name for path in Path("byoc_cudnn").glob("*/templates/*_call.h")}
     assert {family.room for family in FAMILIES} == homes
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.room)
+def test_names_are_read_back(family: Family) -> None:
+    choices = [values if values is not None else ("3x1",) for values in family.words.values()]
+    for words in itertools.product(*choices):
+        call = SimpleNamespace(**dict(zip(family.words, words, strict=True)))
+        name = name_of(family.codegen, call, family.words)
+        assert words_of(family.codegen, name, family.words) == (*words, "")
+        assert words_of(family.codegen, f"{name}_tail", family.words) == (*words, "_tail")
+        assert words_of(family.codegen, f"{name}\n", family.words) is None
+    with pytest.raises(ValueError, match="is no kernel of"):
+        family.source_of(f"{name}_tail")
+    with pytest.raises(ValueError, match="is no kernel of"):
+        family.source_of(name.replace("float", "int"))

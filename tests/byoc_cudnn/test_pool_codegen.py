@@ -38,7 +38,7 @@ def test_a_kernel_serves_all_paddings() -> None:
     source = generate([CALL, replace(CALL, symbol="g", padding=(0, 0, 1, 1), index=True)], 80)
     assert kernels_of(source) == [(80, "relay_wgrad_pool_backward_float16_3x3_2x2")]
     assert "padding=0,0,1,1 index" in source
-    with pytest.raises(ValueError, match="is no kernel of a pooling"):
+    with pytest.raises(ValueError, match="is no kernel of max pooling"):
         POOLS.source_of("relay_wgrad_pool_backward_float16")
 
 

@@ -16,13 +16,10 @@ import pytest
 
 from byoc_cudnn.building.compiled import FAMILIES
 from byoc_cudnn.building.toolchain import find
-from byoc_cudnn.joins import JoinsCall
+from byoc_cudnn.joins import JOINS, JoinsCall
 from byoc_cudnn.joins.call import PIECES, TERMS
-from byoc_cudnn.joins.codegen import kernel_of as join_kernel_of
-from byoc_cudnn.norm import NormCall
-from byoc_cudnn.norm.codegen import kernel_of
-from byoc_cudnn.pool import PoolCall
-from byoc_cudnn.pool.codegen import kernel_of as pool_kernel_of
+from byoc_cudnn.norm import NORMS, NormCall
+from byoc_cudnn.pool import POOLS, PoolCall
 
 HEADER = Path(__file__).with_name("cuda_emulated.h")
 DTYPES = {
@@ -203,7 +200,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: bool) -> bool:
     """Runs a call on tensors by name, results among them; whether one launch did it."""
-    own = loaded(folder, kernel_of(call))
+    own = loaded(folder, NORMS.kernel_of(call))
     x = given["x"]
     workspace = np.full(1 << 18, 255, np.uint8)
     names = {**dict.fromkeys((*_NORM, *_GATED)), "workspace": workspace}
@@ -230,7 +227,7 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
         setattr(packed, name, given[name].ctypes.data + first * x.itemsize)
         setattr(packed, f"{name}_stride", wide)
     before = own.times_together()
-    assert getattr(own, kernel_of(call))(ctypes.byref(packed), None) == 0
+    assert getattr(own, NORMS.kernel_of(call))(ctypes.byref(packed), None) == 0
     return bool(own.times_together() > before)
 
 
@@ -244,7 +241,7 @@ def pool(folder: Path, call: PoolCall, given: dict[str, np.ndarray]) -> None:
         for name in ("x", "dy", "out", "index")
     ]
     packed = _PoolCall(*image, windows[1], windows[2], *call.padding[:2], *pointers)
-    kernel = pool_kernel_of(call)
+    kernel = POOLS.kernel_of(call)
     assert getattr(loaded(folder, kernel), kernel)(ctypes.byref(packed), None) == 0
 
 
@@ -269,5 +266,5 @@ def join(
                 )
                 terms += 1
             begin += piece.width
-    kernel = join_kernel_of(call)
+    kernel = JOINS.kernel_of(call)
     assert getattr(loaded(folder, kernel), kernel)(ctypes.byref(packed), None) == 0

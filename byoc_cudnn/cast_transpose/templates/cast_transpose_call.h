@@ -19,4 +19,4 @@ struct RelayWgradCastTransposesCall {
 };
 
 // What an object exports: 0, or a cudaError_t, negated.
-using RelayWgradCastTransposeKernel = int(const RelayWgradCastTransposesCall&, cudaStream_t);
+using RelayWgradCastTransposesKernel = int(const RelayWgradCastTransposesCall&, cudaStream_t);

@@ -5,7 +5,7 @@ namespace {
 // What is known of a call when its code is generated.
 struct CastTransposes {
   const char* words;
-  RelayWgradCastTransposeKernel* kernel;
+  RelayWgradCastTransposesKernel* kernel;
   const char* name;  // the kernel's
   Element source, result;
   bool scaled;

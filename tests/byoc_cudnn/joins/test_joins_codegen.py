@@ -49,7 +49,7 @@ def test_a_kernel_serves_all_calls_of_a_dtype() -> None:
     assert kernels_of(source) == [(80, "relay_wgrad_joins_float16")]
     assert "join float16 2 of 3 pieces, 4 terms" in source
     assert f"kRelayWgradPieces = {PIECES}, kRelayWgradTerms = {TERMS};" in source
-    with pytest.raises(ValueError, match="is no kernel of joins"):
+    with pytest.raises(ValueError, match="is no kernel of tensors joined"):
         JOINS.source_of("relay_wgrad_joins_int8")
 
 

@@ -19,7 +19,6 @@ from tvm import relax
 import byoc_cudnn
 from byoc_cudnn.point_weights import POINT_WEIGHTS, PointWeightsCall, Product, check
 from byoc_cudnn.point_weights.call import MOST
-from byoc_cudnn.point_weights.codegen import kernel_of
 from byoc_cudnn.point_weights.lower import (
     lower_point_weights,
     point_symbols,
@@ -223,9 +222,9 @@ def test_kernel(tmp_path: Path, dtype: str) -> None:
         table[i].n, table[i].k, table[i].c = p.n, p.k, p.c
         table[i].dy, table[i].x, table[i].dw = (t[i].ctypes.data for t in (dy, x, dw))
         table[i].db = None if db[i] is None else db[i].ctypes.data
-    own = cuda_emulated.loaded(tmp_path, kernel_of(call))
+    own = cuda_emulated.loaded(tmp_path, POINT_WEIGHTS.kernel_of(call))
     packed = _Call(table, len(products))
-    assert getattr(own, kernel_of(call))(ctypes.byref(packed), None) == 0
+    assert getattr(own, POINT_WEIGHTS.kernel_of(call))(ctypes.byref(packed), None) == 0
     got = [*dw, *(one for one in db if one is not None)]
     rounding = {"float16": 4e-4, "bfloat16": 3e-3, "float32": 1e-6}[dtype]
     for i, (a, b) in enumerate(zip(got, values(call, [*dy, *x]), strict=True)):

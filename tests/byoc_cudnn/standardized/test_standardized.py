@@ -16,7 +16,6 @@ from torch import nn
 from tvm import relax
 
 from byoc_cudnn.standardized import STANDARDIZED, StandardizedCall, Weight, check
-from byoc_cudnn.standardized.codegen import kernel_of
 from byoc_cudnn.standardized.lower import lower_standardized
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
@@ -177,8 +176,8 @@ def emulated(folder: Path, call: StandardizedCall, t: dict[str, list[Any]]) -> N
         table[i].filters, table[i].channels, table[i].taps = one.filters, one.channels, one.taps
         table[i].factor = one.factor
     packed = _Call(table, len(call.weights), call.epsilon)
-    own = cuda_emulated.loaded(folder, kernel_of(call))
-    assert getattr(own, kernel_of(call))(ctypes.byref(packed), None) == 0
+    own = cuda_emulated.loaded(folder, STANDARDIZED.kernel_of(call))
+    assert getattr(own, STANDARDIZED.kernel_of(call))(ctypes.byref(packed), None) == 0
 
 
 @pytest.mark.longer_cases("bfloat16", "float32", why="128 threads emulated for each filter")
