@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import child
+from benchmarks.modes import HALF
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import BUNDLED
 from tests.support import training_models
 
-DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": None, "f32": None}
 TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
           "max_shared_memory_per_block": 49152, "thread_warp_size": 32}  # fmt: skip
 
@@ -60,7 +60,7 @@ def measure(model: str, dtype: str, batch: int, backends: Sequence[str]) -> Row:
     relay_wgrad.register()
     graph = graph_of(model, batch)
     step = step_module(
-        graph, dtype=DTYPES[dtype], scaled=dtype == "f16", wide_weight_gradients=False,
+        graph, dtype=HALF[dtype], scaled=dtype == "f16", wide_weight_gradients=False,
         raise_norms=True,
     )  # fmt: skip
     step = converted(step, "NHWC", blocks=True)
@@ -152,7 +152,7 @@ def _share(what: str, some: str, of: str) -> Callable[[Row], str]:
 BENCHMARK = Benchmark(
     cases, begin, suites=(*OWN, *BUNDLED),
     options={
-        "dtypes": Option(tuple(DTYPES), "", DTYPES),
+        "dtypes": Option(tuple(HALF), "", HALF),
         "batches": Option(("1", "3", "32", "256"), "images"),
         "backends": Option(("cudnn",), "libraries, the preferred first"),
         "seconds": Option(600.0, "of one row, at most"),

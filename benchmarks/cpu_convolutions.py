@@ -33,7 +33,7 @@ from legalize.cpu.roofline import ceilings
 from relay_wgrad.cores import usable_cores
 from relay_wgrad.layouts import ACTIVATIONS, KERNELS, permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support.layers import LAYOUTS, SUITES, Layer, suite
+from tests.support.layers import DTYPES, LAYOUTS, SUITES, Layer, suite
 from tests.support.problems import poisoned, random_operands, relative_error, tolerance
 
 # Two kernels' sums against each other, and Winograd's transforms, which lose a digit.
@@ -199,7 +199,7 @@ BENCHMARK = Benchmark(
         "kinds": Option(KINDS, "", KINDS),
         "layouts": Option(("NHWC",), "", tuple(LAYOUTS)),
         "batch": Option(8, "images"),
-        "dtype": Option("f32", "", ("f32", "bf16", "f16")),
+        "dtype": Option("f32", "", DTYPES),
         "winograd": Option(False, "with Winograd's kernels, as `Trainer` has them"),
         "threads": Option(("0",), "numbers of threads; 0: of cores"),
         "rounds": Option(5, "in which all take turns"),

@@ -25,12 +25,12 @@ from benchmarks.cpu_timing import best, configure, ready, workers
 from benchmarks.errors import distance
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from legalize.cpu import host_target
+from relay_wgrad.dtypes import HALVES
 from relay_wgrad.frontend import BUNDLED, TrainingGraph, from_onnx
+from relay_wgrad.problem import DTYPES
 from relay_wgrad.training.trainer import Trainer
 from tests.support.torch.model import Step, prepared
 
-DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
-HALVES = ("f16", "bf16")
 LONGEST = 40  # kernels that a row names
 # (pattern of a kernel's name, kind), the first that is found.
 KINDS = (
@@ -56,7 +56,7 @@ def ours(model: str, batch: int, image: int, dtype: str, layout: str, threads: i
     relay_wgrad.register()
     graph = graph_of(model, batch, image, dtype)
     start = time.perf_counter()
-    half = DTYPES[dtype] if dtype in HALVES else None
+    half = DTYPES[dtype] if DTYPES[dtype] in HALVES else None
     trainer = Trainer(graph, host_target(threads), layout=layout, dtype=half)
     compiled = time.perf_counter() - start
     values = graph.random_batch(0)
@@ -96,7 +96,7 @@ def _step(
 ) -> Step:
     step = prepared(model, graph, values, "train", channels_last=channels_last,
                     follow_statistics=False)  # fmt: skip
-    half = getattr(torch, DTYPES[dtype]) if dtype in HALVES else None
+    half = getattr(torch, DTYPES[dtype]) if DTYPES[dtype] in HALVES else None
     return torch.autocast("cpu", half)(step) if half else step
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.modes import MODES
 from byoc_cudnn import BACKENDS as TABLE
 from byoc_cudnn.backends.base import option_names
 from byoc_cudnn.backends.cuda_direct import codegen as direct_code
@@ -24,9 +25,6 @@ from byoc_cudnn.codegen.regions import Region
 from relay_wgrad.problem import ConvProblem
 from tests.support.layers import suite
 
-# A dtype as it is named on the command line: the tensors' dtype, and whether tf32 may be used.
-MODES = {"f16": ("f16", False), "bf16": ("bf16", False), "tf32": ("f32", True),
-         "f32": ("f32", False)}  # fmt: skip
 # Backends as they are named on the command line -> the library, and options besides the dtype's.
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "cudnn": ("cudnn", {"benchmark": True}),

@@ -30,7 +30,8 @@ from collections.abc import Iterator, Sequence
 import tvm_ffi
 
 from benchmarks import gpu_cases
-from benchmarks.gpu_cases import BACKENDS, MODES, build
+from benchmarks.gpu_cases import BACKENDS, build
+from benchmarks.modes import MODES
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from tests.support.layers import SUITES
 

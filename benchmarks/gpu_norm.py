@@ -25,9 +25,9 @@ from benchmarks import gpu_cases
 from benchmarks.gpu_timing import L2_BYTES, timed
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from byoc_cudnn.norm import generate, inputs
+from relay_wgrad.problem import DTYPES
 from tests.support.gpu import norm_followed
 from tests.support.gpu.norm_followed import (
-    DTYPES,
     EPSILON,
     LIMITS,
     MOMENTUM,

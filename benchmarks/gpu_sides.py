@@ -46,8 +46,9 @@ from benchmarks import gpu_timing
 from benchmarks.child import end_with_parent
 from benchmarks.gpu_models import Built, build
 from benchmarks.gpu_turns import Turns
+from benchmarks.modes import HALF
 
-HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
+HALVES = {mode: getattr(torch, name) for mode, name in HALF.items() if name}
 DTYPES = ("tf32", "f32", *HALVES)
 PYTORCH = ("eager", "compile", "graphs", "contiguous")
 ALONE = ("step", "contiguous")  # tensors lie channels first: in processes of their own
@@ -332,7 +333,7 @@ def ours(row: Row, built: Built, device: str, turns: Turns) -> dict[str, Any]:
     x, labels = batch_of(row, built)
     began = time.perf_counter()
     graph = built.graph or from_torch(built.module, (x,))
-    half = {"f16": "float16", "bf16": "bfloat16"}.get(row.dtype)
+    half = HALF[row.dtype]
     where = place("cuda:0" if device == "cuda" else "cpu")
     mod = step_module(
         graph, dtype=half, scaled=half == "float16", wide_weight_gradients=device != "cuda",

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu_cases import Case
-from relay_wgrad.problem import ConvKind, ConvProblem, transposed_size
+from benchmarks.modes import MODES
+from relay_wgrad.problem import DTYPES, ConvKind, ConvProblem, transposed_size
 
 Call = Callable[[], Any]
 Tensors = dict[str, torch.Tensor]
@@ -257,7 +258,7 @@ def floors(modes: list[str]) -> dict[str, Any]:
     """FLOP/s of a large product for each dtype, and bytes per second of a large copy, measured."""
     size, peak = 8192, {}
     for mode in modes:
-        dtype = {"f16": torch.float16, "bf16": torch.bfloat16}.get(mode, torch.float32)
+        dtype = getattr(torch, DTYPES[MODES[mode][0]])
         torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"
         a, b = (torch.randn(size, size, device=DEVICE, dtype=dtype) for _ in range(2))
         call: Call = lambda a=a, b=b: torch.mm(a, b)  # noqa: E731

@@ -18,6 +18,7 @@ import torch
 
 import relay_wgrad
 from benchmarks.gpu_models import SUITES, build
+from benchmarks.modes import HALF
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from relay_wgrad.frontend import TrainingGraph, from_torch
 from relay_wgrad.training.graph_replay import TRIES, WARM, Repeated
@@ -25,7 +26,6 @@ from relay_wgrad.training.options import Options
 from relay_wgrad.training.trainer import Trainer
 from tests.support.gpu.runner import choose_compiler
 
-DTYPES = {"f32": None, "tf32": None, "f16": "float16", "bf16": "bfloat16"}
 STEPS = 40
 
 
@@ -36,7 +36,7 @@ def measure(
     """Figures of one way to train a network in one dtype."""
     options = Options(tf32=row != "f32", benchmark=True, graph=as_graph)
     began = time.perf_counter()
-    one = Trainer(network, device, optimizer=optimizer, dtype=DTYPES[row], on_gpu=options)
+    one = Trainer(network, device, optimizer=optimizer, dtype=HALF[row], on_gpu=options)
     compiled = time.perf_counter() - began
     batch = network.random_batch(0)
     losses = list(one.train([batch] * (WARM + TRIES)))
@@ -92,7 +92,7 @@ BENCHMARK = Benchmark(
     cases, begin,
     options={
         "models": Option(("resnet50",), f"as of `gpu steps`: {', '.join(SUITES['known'])}, …"),
-        "dtypes": Option(("f16", "bf16", "tf32"), "", DTYPES),
+        "dtypes": Option(("f16", "bf16", "tf32"), "", HALF),
         "optimizer": Option("momentum", "the update's rule"),
         "batch": Option(64, "images"),
         "image": Option(0, "the image's side; the model's own, if 0"),

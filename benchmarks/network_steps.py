@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import child
+from benchmarks.modes import HALF
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 
 # One of each family, of those whose steps are compiled soonest.
@@ -40,7 +41,7 @@ STEPS, BATCH = 20, 8
 RATE = 5e-3
 SCALE = 1024.0
 APART = 0.05
-DTYPES = {"f32": None, "f16": "float16", "bf16": "bfloat16"}
+DTYPES = ("f32", "f16", "bf16")
 
 
 def trained(name: str, dtype: str, device: str, steps: int) -> Row:
@@ -69,10 +70,10 @@ def trained(name: str, dtype: str, device: str, steps: int) -> Row:
     data = [spec.name for spec in graph.inputs if spec.kind == "data"]
     batch = dict(zip(data, (images.numpy(), labels.numpy()), strict=True))
     theirs = _pytorch(module, graph, batch, device, steps, None)
-    half = _pytorch(module, graph, batch, device, steps, DTYPES[dtype])
+    half = _pytorch(module, graph, batch, device, steps, HALF[dtype])
     row |= {"pytorch": theirs, "autocast": half, "pytorchs": apart(half, theirs)}
     began = time.perf_counter()
-    trainer = Trainer(graph, device, optimizer="sgd", lr=RATE, dtype=DTYPES[dtype], layout="NHWC")
+    trainer = Trainer(graph, device, optimizer="sgd", lr=RATE, dtype=HALF[dtype], layout="NHWC")
     row["compile_s"] = round(time.perf_counter() - began, 1)
     began = time.perf_counter()
     ours = list(trainer.train([batch] * steps))

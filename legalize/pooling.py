@@ -16,14 +16,14 @@ from tvm.relax.utils import gen_call_tir_inputs
 from tvm.target import Target
 
 from relay_wgrad.attrs import padding4, pair
-from relay_wgrad.dtypes import HALVES
+from relay_wgrad.dtypes import wide_of
 from relay_wgrad.ir import OPAQUE
 from relay_wgrad.keys import OP_PATTERN, SCHEDULED, SYMBOL
 from relay_wgrad.opdef import OpDef
 
 from .cpu import max_pool
 from .cpu.emitters.loops import cast
-from .half_reductions import WIDE, wide_rule
+from .half_reductions import wide_rule
 from .quotient import quotient
 
 Expr = Any
@@ -56,7 +56,7 @@ def te_max_pool2d_backward(
         return tirx.const(2**31 - 1, "int32"), least
 
     # TVM does not legalize a pair with a bfloat16 in it.
-    wide = "float32" if data.dtype in HALVES else data.dtype
+    wide = wide_of(data.dtype)
     least = tirx.min_value(wide)
     reducer = te.comm_reducer(first_maximum, nothing, name="first_maximum")
     i, j = te.reduce_axis((0, kernel[0]), "i"), te.reduce_axis((0, kernel[1]), "j")
@@ -140,7 +140,7 @@ def avg_pool2d_backward_rule(definition: OpDef, upstream: Any) -> Callable[..., 
         ]
 
         def larger(grad: Any, height: Any, width: Any) -> Any:
-            wide = WIDE if grad.dtype in HALVES else grad.dtype
+            wide = wide_of(grad.dtype)
 
             def element(*index: Any) -> Any:
                 value = grad(*index).astype(wide)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from relay_wgrad.dtypes import HALVES
+from relay_wgrad.dtypes import wide_of
 from relay_wgrad.opdef import OpDef
 from relay_wgrad.relation import as_size
 
@@ -27,7 +27,7 @@ def rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
 
 def _resampled(x: Any, index: Any, weight: Any, axis: int) -> Any:
     dtype = str(x.dtype)
-    wide = "float32" if dtype in HALVES else dtype
+    wide = wide_of(dtype)
     terms = as_size(index.shape[1])
 
     def term(at: tuple[Any, ...], t: Any) -> Any:

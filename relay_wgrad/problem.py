@@ -49,7 +49,7 @@ SIZE_BOUND = 2**31  # of a size or an attribute: kernels and libraries hold them
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
 """Short names, as problems' texts, the command line and trainers take them, and the long ones."""
-_SHORT = {long: short for short, long in DTYPES.items()}
+SHORT = {long: short for short, long in DTYPES.items()}
 
 
 def transposed_size(
@@ -251,7 +251,7 @@ class ConvProblem:
     def repro(self) -> str:
         """The whole problem on one line; `ConvProblem.parse` reads it back."""
         sizes = " ".join(f"{x}={getattr(self, x)}" for x in _SIZES[self.rank])
-        dtypes = "/".join(_SHORT[self.dtype(role)] for role in ("data", "weight", "grad"))
+        dtypes = "/".join(SHORT[self.dtype(role)] for role in ("data", "weight", "grad"))
         return (
             f"{self.kind.value} {sizes} stride={_join(self.strides)} pad={_join(self.padding)}"
             f" dil={_join(self.dilation)} groups={self.groups}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from relay_wgrad.dtypes import MIXED
 from relay_wgrad.problem import ConvProblem
 
 from ..decision import YES, Decision, no
@@ -36,10 +37,9 @@ def one_dtype(problem: ConvProblem, there_is: str) -> Decision:
     there_is : what the reason says before the dtypes that there are.
     """
     first, second, result = (problem.dtype(role) for role in problem.roles)
-    known = ("float16", "bfloat16", "float32")
     for dtype in (first, second, result):
-        if dtype not in known:
-            return no(f"dtype {dtype}: {there_is} {', '.join(known)}")
+        if dtype not in MIXED:
+            return no(f"dtype {dtype}: {there_is} {', '.join(MIXED)}")
     if first != second or result not in (first, "float32"):
         return no(
             f"dtypes {first} and {second} to {result}: both operands must be of one dtype, and the"

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from relay_wgrad.dtypes import MIXED
+
 from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
-DTYPES = ("float16", "bfloat16", "float32")
+DTYPES = MIXED
 WORDS: Words = {"source": DTYPES, "result": DTYPES}
 LIMIT = 1 << 30  # elements of a tensor
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from relay_wgrad.dtypes import FLOATS
+
 from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPES = FLOATS
 WORDS: Words = {"dtype": DTYPES}
 PIECES, TERMS = 40, 96
 """Of a call, at most: kRelayWgradPieces and kRelayWgradTerms of joins_call.h."""

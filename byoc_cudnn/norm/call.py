@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from relay_wgrad.dtypes import FLOATS
 from relay_wgrad.ops import activations
 from relay_wgrad.problem import DTYPE_BYTES
 
@@ -12,7 +13,7 @@ from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 from ..pool.call import check_windows
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPES = FLOATS
 ACTIVATIONS = tuple(activations.ACTIVATIONS)
 BITS = ("relu", "relu6", "leaky_relu")  # the activations whose slope takes two values
 _GIVEN = ("x", "gamma", "beta", "mean", "rstd")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relay_wgrad.dtypes import MIXED
+
 from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
-DTYPES = ("float16", "bfloat16", "float32")
+DTYPES = MIXED
 WORDS: Words = {"dtype": DTYPES}
 MOST = 1 << 26
 """Products of a weight's gradient: libraries are faster for more of them."""

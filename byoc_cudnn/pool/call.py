@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relay_wgrad.dtypes import FLOATS
+
 from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPES = FLOATS
 DIRECTIONS = ("forward", "backward")
 WORDS: Words = {"direction": DIRECTIONS, "dtype": DTYPES, "kernel": None, "strides": None}
 _TAPS = 225  # of a window, at most: a byte tells which

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from relay_wgrad.dtypes import MIXED
+
 from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
-DTYPES = ("float16", "bfloat16", "float32")
+DTYPES = MIXED
 DIRECTIONS = ("forward", "backward")
 WORDS: Words = {"direction": DIRECTIONS, "dtype": DTYPES}
 LIMIT = 1 << 30  # elements of a weight

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from relay_wgrad.dtypes import FLOATS
+
 from ..codegen.kernel_names import Words, known
 from ..decision import YES, Decision, no
 
@@ -13,7 +15,7 @@ COUNT = "count"
 SLOTS = {COUNT: 0, "sgd": 0, "momentum": 1, "adam": 2}
 """Rules, and how many tensors of state they keep for each parameter."""
 NUMBERS = ("weight_decay", "momentum", "beta1", "beta2", "eps", "decoupled", "clip")
-DTYPES = ("float32", "float64")
+DTYPES = FLOATS[2:]  # parameters are no halves
 WORDS: Words = {"rule": SLOTS, "dtype": DTYPES}
 LIMIT = 1 << 30  # elements of a tensor
 TILE = 4096

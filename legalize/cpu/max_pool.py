@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.dtypes import HALVES
+from relay_wgrad.dtypes import wide_of
 from relay_wgrad.keys import NO_ALIAS
 
 from .emitters.axes import Axis
@@ -83,7 +83,7 @@ class Window:
     def wide(self) -> str:
         """What is compared and added: TVM's half-precision types are converted for each operation,
         and sums of them are float32's."""
-        return "float32" if self.dtype in HALVES else self.dtype
+        return wide_of(self.dtype)
 
     @property
     def taps_dtype(self) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ..dtypes import FLOATS
 from ..ops.ties import SELU_ALPHA, SELU_SCALE
-from .context import FLOATS, Context, shape_of
+from .context import Context, shape_of
 
 op = relax.op
 

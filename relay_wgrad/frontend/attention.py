@@ -10,7 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from .context import FLOATS, Context, shape_of
+from ..dtypes import FLOATS
+from .context import Context, shape_of
 from .indexing import constant_indices
 
 op = relax.op

@@ -11,6 +11,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
+from ..dtypes import FLOATS
 from ..ir import constant
 from ..relation import as_size
 from .graph import Distribution, InputSpec, TrainingGraph, mean_of
@@ -19,7 +20,6 @@ from .trainable import Choice
 from .weights import Array, Role
 
 _NAMED = 3  # nodes in a note
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass

@@ -10,8 +10,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..dtypes import FLOATS
 from ..ops.resample import resample
-from .context import FLOATS, Context, shape_of
+from .context import Context, shape_of
 from .resampling import at_places
 from .sizes import number
 from .weights import Array

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ..dtypes import wide_of
 from ..ops.resample import resample, table_of
 from .context import Context, shape_of
 from .data_movement import take_constant
@@ -102,6 +103,6 @@ def folded(
 
 
 def _resampled(ctx: Context, x: Any, axis: int, index: Array, weight: Array) -> Any:
-    wide = "float64" if str(x.ty.dtype) == "float64" else "float32"
+    wide = wide_of(str(x.ty.dtype))
     tables = relax.const(index, "int32"), relax.const(weight.astype(wide), wide)
     return ctx.emit(resample(x, *tables, axis))

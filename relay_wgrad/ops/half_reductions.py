@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import relax
 
-from ..dtypes import HALVES
+from ..dtypes import HALVES, wide_of
 from ..relation import as_size
 
 Partials = list[Any]
@@ -66,7 +66,7 @@ def open_cross_entropy(call: relax.Call, ct: relax.Var, _: list[int], sizes: lis
 def _shared(ct: relax.Var, sizes: Sequence[Any]) -> Any:
     """A cotangent over the product of sizes; ones are counted of those that are symbolic."""
     half = _dtype(ct) in HALVES
-    wide = "float32" if half else _dtype(ct)
+    wide = wide_of(_dtype(ct))
     share = R.divide(
         _wide(ct) if half else ct,
         relax.const(float(math.prod(n for n in sizes if isinstance(n, int))), wide),

@@ -19,6 +19,7 @@ from tvm.ir import Constant
 
 from .. import opdef
 from ..attrs import as_int
+from ..dtypes import wide_of
 from ..layout_rules.stock import follow_rule
 from ..problem import DTYPE_BYTES
 from ..relation import Checks, as_size
@@ -92,7 +93,7 @@ def infer_type(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
             raise TypeError(f"{OP}: {name} must be a tensor, got {ty}")
     if str(x.dtype) not in DTYPE_BYTES:
         raise TypeError(f"{OP}: x must be one of {', '.join(DTYPE_BYTES)}, got {x.dtype}")
-    wide = "float64" if str(x.dtype) == "float64" else "float32"
+    wide = wide_of(str(x.dtype))
     for name, ty, dtype in (("index", index, "int32"), ("weight", weight, wide)):
         if str(ty.dtype) != dtype:
             raise TypeError(f"{OP}: {name} must be {dtype} for x of {x.dtype}, got {ty.dtype}")

@@ -26,7 +26,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..dtypes import HALVES
+from ..dtypes import wide_of
 from ..ir import const_like
 
 op = relax.op
@@ -108,7 +108,7 @@ def reduced(var: Any, call: relax.Call, ct: relax.Var, ctx: Any) -> Partials:
     if not call.attrs.keepdims and axes:
         var, ct = (ctx.emit(op.expand_dims(v, sorted(axes))) for v in (var, ct))
     own = str(x.ty.dtype)
-    dtype = "float32" if own in HALVES else own  # of a count, which need not be a float16
+    dtype = wide_of(own)  # of a count, which need not be a float16
     chosen = ctx.emit(op.astype(op.equal(x, var), dtype))
     if dtype != own:
         ct = op.astype(ct, dtype)

@@ -24,7 +24,7 @@ import tvm
 from tvm import relax
 
 from ..attrs import as_int
-from ..dtypes import HALVES
+from ..dtypes import wide_of
 from ..ir import op_name
 from ..problem import DTYPE_BYTES
 from ..relation import Checks, as_size
@@ -277,11 +277,6 @@ def _sizes(ty: relax.TensorType) -> list[Size] | None:
 
 def dtype_of(x: Expr) -> str:
     return str(x.ty.dtype)
-
-
-def wide_of(dtype: str) -> str:
-    """The dtype of sums, parameters and statistics beside tensors of `dtype`."""
-    return "float32" if dtype in HALVES else dtype
 
 
 class Terms:

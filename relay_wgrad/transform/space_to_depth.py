@@ -30,6 +30,7 @@ from tvm import relax
 
 from ..argument_types import checked_bool
 from ..attrs import ConvAttrs
+from ..dtypes import MIXED
 from ..graph.rebuild import Writer, rebuilt, with_span, without_unused
 from ..graph.walk import bindings_of
 from ..ir import is_taken, op_name
@@ -51,7 +52,7 @@ MOST = 1024
 
 READ_AT_ONCE = 16  # bytes that a library's kernels read
 
-DTYPES = ("float16", "bfloat16", "float32")
+DTYPES = MIXED
 _TAKEN = {name: FAMILY[name] for name in (FPROP_NAME, WGRAD_NAME)}
 _NO_PADDING = (0, 0, 0, 0)
 

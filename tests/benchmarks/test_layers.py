@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import gpu_cases, gpu_convolutions, gpu_timing, runner
 from benchmarks.__main__ import main
+from benchmarks.modes import MODES
 from byoc_cudnn.backends.cuda_direct.codegen import generate as direct_generate
 from byoc_cudnn.backends.cudnn import check as cudnn
 from byoc_cudnn.backends.cudnn.codegen import generate
@@ -104,7 +105,7 @@ def test_unknown_names(arguments: tuple[Any, ...]) -> None:
 
 
 def test_cases_are_distinct_and_fit() -> None:
-    found = gpu_cases.cases([*SUITES], EVERY, [*gpu_cases.MODES], 256)
+    found = gpu_cases.cases([*SUITES], EVERY, [*MODES], 256)
     keys = {(case.problem, case.mode, case.transposed) for case in found}
     assert len(keys) == len(found) == len({case.symbol for case in found})
     for case in found:
@@ -131,7 +132,7 @@ def test_a_batch_that_is_too_large_becomes_a_power_of_two() -> None:
 
 
 def test_code_is_generated_for_every_kind_of_case() -> None:
-    found = gpu_cases.cases(["dcgan"], EVERY, [*gpu_cases.MODES], 2)
+    found = gpu_cases.cases(["dcgan"], EVERY, [*MODES], 2)
     source = generate([case.region() for case in found])
     assert source.count("TVM_FFI_DLL_EXPORT int __tvm_ffi_case") == len(found)
     tf32, exact = (
@@ -232,7 +233,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         times = {"seconds": 2e-3, "torch_seconds": 1e-3, "spread": 0.01, "torch_spread": 0.02}
         return {**times, "error": 1e-4}
 
-    floors = {"peak": dict.fromkeys(gpu_cases.MODES, 1e14), "bandwidth": 4e12}
+    floors = {"peak": dict.fromkeys(MODES, 1e14), "bandwidth": 4e12}
     paths = lambda all_cases, _: {c.symbol: Path() for c in all_cases}  # noqa: E731
     monkeypatch.setattr("tvm_ffi.load_module", lambda path: Module())
     monkeypatch.setattr(gpu_convolutions, "build", paths)

@@ -23,7 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tests.support.problems import DTYPES
+from relay_wgrad.dtypes import FLOATS
 
 from .case import MAX_FLOP, OPS, ORDERS, Case, parse, random_case
 from .check import Outcome, Unit, default_target, run_batch
@@ -40,7 +40,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=25, help="problems for each op (default 25)")
     parser.add_argument("--orders", default="1,2", help="of 0, 1, 2 (default 1,2; 1 checks 0 too)")
     parser.add_argument("--ops", default=",".join(OPS), help="default: all")
-    parser.add_argument("--dtypes", default=",".join(DTYPES), help="default: all four")
+    parser.add_argument("--dtypes", default=",".join(FLOATS), help="default: all four")
     parser.add_argument("--seed", type=int, default=0, help="names the run's problems (default 0)")
     parser.add_argument("--start", type=int, default=0, help="index of the first problem")
     parser.add_argument("--max-flop", type=float, default=MAX_FLOP, help="of one convolution")
@@ -56,7 +56,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--repro", metavar="LINE", help="run the one case that a failure printed")
     args = parser.parse_args(argv)
-    for name, known in (("orders", [str(x) for x in ORDERS]), ("ops", OPS), ("dtypes", DTYPES)):
+    for name, known in (("orders", [str(x) for x in ORDERS]), ("ops", OPS), ("dtypes", FLOATS)):
         values = getattr(args, name).split(",")
         unknown = [x for x in values if x not in known]
         if unknown:
@@ -136,7 +136,7 @@ def _report(
     errors = Table(title="worst error of each dtype")
     for column in ("dtype", "cases", "error", "of its tolerance"):
         errors.add_column(column, justify="left" if column == "dtype" else "right")
-    for dtype in DTYPES:
+    for dtype in FLOATS:
         found = [(x.worst[dtype], x.line) for x in outcomes if dtype in x.worst]
         if found:
             (error, share), line = max(found, key=lambda x: x[0][1])

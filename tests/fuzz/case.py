@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from relay_wgrad.attrs import rank_of
+from relay_wgrad.dtypes import FLOATS
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support.problems import DTYPES, random_problem
+from tests.support.problems import random_problem
 
 # op -> which derivative of the trilinear form it computes
 OPS = {
@@ -91,7 +92,7 @@ def _fields() -> tuple[str, ...]:
 
 
 def random_case(
-    op: str, seed: int, index: int, *, dtypes: Sequence[str] = DTYPES, max_flop: float = MAX_FLOP
+    op: str, seed: int, index: int, *, dtypes: Sequence[str] = FLOATS, max_flop: float = MAX_FLOP
 ) -> Case:
     """The `index`-th case of an op under a seed: the same one whatever else is run.
 

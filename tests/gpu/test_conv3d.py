@@ -14,6 +14,7 @@ from tvm import relax
 import byoc_cudnn
 import relay_wgrad
 from byoc_cudnn.backends.cudnn.check import VOLUME_LAYOUTS, check
+from relay_wgrad.dtypes import MIXED
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.problem import ConvKind, ConvProblem, symmetric
 from relay_wgrad.training import Trainer
@@ -36,7 +37,6 @@ from tests.support.torch.volume_cases import Small
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered", "poisoned_workspaces")]
 
 SEED = 33
-DTYPES = ("float16", "bfloat16", "float32")
 # What networks have, beside the random ones: many channels, a stem, depthwise, taps along one axis.
 CORNERS = (
     "{} n=2 c=32 d=8 h=10 w=12 k=64 t=3 r=3 s=3 pad=1,1,1,1,1,1",
@@ -58,7 +58,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def problems(kind: ConvKind, count: int) -> list[ConvProblem]:
     rng = np.random.default_rng((SEED, list(ConvKind).index(kind)))
     drawn = kind_problems(
-        rng, kind, count, random_problem, dtypes=DTYPES, layouts=VOLUME_LAYOUTS, mixed=False, rank=3
+        rng, kind, count, random_problem, dtypes=MIXED, layouts=VOLUME_LAYOUTS, mixed=False, rank=3
     )
     for line in CORNERS:
         for layout in VOLUME_LAYOUTS:

@@ -20,6 +20,7 @@ from byoc_cudnn.backends.cutlass import codegen as code
 from byoc_cudnn.backends.cutlass.kernels import TILES, candidates
 from byoc_cudnn.backends.cutlass.model import Choice
 from byoc_cudnn.codegen.regions import Region
+from relay_wgrad.dtypes import MIXED
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.gpu.cudnn_runner import (
     destination,
@@ -42,14 +43,13 @@ from tests.support.problems import random_operands, random_problem, relative_err
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered", "poisoned_workspaces")]
 
 NHWC = (("NHWC", "OHWI", "NHWC"),)
-DTYPES = ("float16", "bfloat16", "float32")
 
 # name -> options, problems of each kind, dtypes
 OPTIONS: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
-    "default": ({}, 100, DTYPES),
+    "default": ({}, 100, MIXED),
     "float32": ({"allow_tf32": False}, 50, ("float32",)),
     "sm_75": ({"arch": 75}, 40, ("float16", "float32")),
-    "split": ({"split_k": 13}, 30, DTYPES),
+    "split": ({"split_k": 13}, 30, MIXED),
     "wgmma": ({"arch": 90, "wgmma": True}, 60, ("float16", "bfloat16")),
 }
 
@@ -87,7 +87,7 @@ def test_random_problems(name: str, kind: ConvKind, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "epilogue"), EPILOGUES)
 def test_epilogues(kind: ConvKind, epilogue: str, tmp_path: Path) -> None:
     parts = tuple(epilogue.split("_"))
-    chosen = drawn(kind, epilogue, 12, DTYPES)
+    chosen = drawn(kind, epilogue, 12, MIXED)
     regions = [region_of(f"f{i}", p, parts) for i, p in enumerate(chosen)]
     assert wrong_ones(regions, tmp_path, SEED) == []
 
@@ -126,7 +126,7 @@ def test_every_tile(math: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 LINE = "{} n=2 c=64 h=15 w=14 k=96 r=3 s=3 pad=1,1,1,1 " + F16
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", MIXED)
 def test_groups(dtype: str, tmp_path: Path) -> None:
     """With every epilogue, whose operands begin where the group's channels do."""
     short = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[dtype]

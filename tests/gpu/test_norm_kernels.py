@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from byoc_cudnn.norm import workspace_bytes
+from relay_wgrad.dtypes import FLOATS
 from tests.support.gpu import norm_runner
-from tests.support.gpu.norm_runner import DTYPES, HOW, Operands, load, wrong_results
+from tests.support.gpu.norm_runner import HOW, Operands, load, wrong_results
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +42,7 @@ def shapes(seed: int, count: int) -> list[tuple[int, ...]]:
     return fixed + drawn
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("how", HOW, ids=str)
 def test_random_shapes(
@@ -112,7 +113,7 @@ def test_a_residual_of_nan_passes_through_relu(functions: Any, bits: bool) -> No
     assert t.results["dresidual"][0, 0, 0, 0] == t.dy[0, 0, 0, 0]  # NaN <= 0 is false, as in torch
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_twice_the_same_bits(functions: Any, dtype: str) -> None:
     for shape in ((16, 28, 28, 128), (3, 5, 7, 13), (33, 56, 57, 128)):
         for residual, bits in ((False, False), (True, False), (True, True)):

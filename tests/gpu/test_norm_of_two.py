@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from byoc_cudnn.norm import NormCall
-from tests.support.gpu.norm_runner import DTYPES, ROWS, SUMS, load, other_bits_in_place
+from relay_wgrad.dtypes import FLOATS
+from tests.support.gpu.norm_runner import ROWS, SUMS, load, other_bits_in_place
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +29,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
     calls = [
         call_of(direction, dtype, activation, summed)
         for direction, summed in (("forward", False), ("backward", False), ("backward", True))
-        for dtype in DTYPES
+        for dtype in FLOATS
         for activation in ("relu", "relu6")
     ]
     return load(calls, tmp_path_factory.mktemp("two"))
@@ -115,7 +116,7 @@ def wanted(
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("summed", [False, True])
 def test_in_the_place_of_an_operand_the_same_bits(functions: Any, dtype: str, summed: bool) -> None:
     forward, back = (call_of(d, dtype, "relu", s) for d, s in (("forward", False),
@@ -127,7 +128,7 @@ def test_in_the_place_of_an_operand_the_same_bits(functions: Any, dtype: str, su
         assert not other_bits_in_place(functions, back, t)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("activation", ["relu", "relu6"])
 @pytest.mark.parametrize("summed", [False, True])
 def test_random_shapes(functions: Any, dtype: str, activation: str, summed: bool) -> None:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from byoc_cudnn.pool import PoolCall, generate, inputs
-from tests.support.gpu.norm_runner import DTYPES, load_source
+from relay_wgrad.dtypes import FLOATS
+from tests.support.gpu.norm_runner import load_source
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +36,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
     calls = [
         call_of(direction, dtype, window, index)
         for direction in ("forward", "backward")
-        for dtype in DTYPES
+        for dtype in FLOATS
         for window in range(len(WINDOWS))
         for index in (False, True)
     ]
@@ -69,7 +70,7 @@ def run(functions: Any, x: torch.Tensor, dtype: str, window: int, seed: int) -> 
         assert torch.equal(got.view(torch.uint8), before.view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("window", range(len(WINDOWS)))
 def test_random_shapes(functions: Any, dtype: str, window: int) -> None:
     rng = random.Random(window)

@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -20,12 +19,10 @@ from byoc_cudnn.joins import JOINS, JoinsCall
 from byoc_cudnn.joins.call import PIECES, TERMS
 from byoc_cudnn.norm import NORMS, NormCall
 from byoc_cudnn.pool import POOLS, PoolCall
+from relay_wgrad.dtypes import FLOATS, numpy_dtype
 
 HEADER = Path(__file__).with_name("cuda_emulated.h")
-DTYPES = {
-    "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32,
-    "float64": np.float64,
-}  # fmt: skip
+DTYPES = {name: numpy_dtype(name) for name in FLOATS}
 SMS = 4  # multiprocessors
 _LAUNCH = """\
 template <typename... P, typename... A>

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import tvm
 import tvm_ffi
@@ -15,12 +14,10 @@ from tvm import relax
 from byoc_cudnn.joins import JoinsCall
 from byoc_cudnn.joins.call import Piece, Term
 from byoc_cudnn.joins.codegen import JOINS
+from relay_wgrad.dtypes import FLOATS, numpy_dtype
 
 op = relax.op
-DTYPES = {
-    "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32,
-    "float64": np.float64,
-}  # fmt: skip
+DTYPES = {name: numpy_dtype(name) for name in FLOATS}
 WIDTHS = (1, 2, 3, 8, 13, 16, 26, 32, 104)
 
 

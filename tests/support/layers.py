@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.dtypes import MIXED
+from relay_wgrad.problem import SHORT, ConvKind, ConvProblem
 
 LAYOUTS = {"NHWC": ("NHWC", "HWIO", "NHWC"), "NCHW": ("NCHW", "OIHW", "NCHW")}
 # One memory order for all three tensors: what vendors' libraries take.
 ORDERS = {"NHWC": ("NHWC", "OHWI", "NHWC"), "NCHW": ("NCHW", "OIHW", "NCHW")}
-DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
+DTYPES = {SHORT[dtype]: dtype for dtype in MIXED}
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import torch
 import tvm
 from tvm import relax
 
-from relay_wgrad.dtypes import numpy_dtype
+from relay_wgrad.dtypes import numpy_dtype, wide_of
 from relay_wgrad.ops import activations
-from relay_wgrad.ops.train_norm import wide_of
 
 op = relax.op
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from relay_wgrad.dtypes import FLOATS
 from relay_wgrad.layouts import ACTIVATIONS, KERNELS, permutation, with_rank
 from relay_wgrad.operands import poisoned as poisoned
 from relay_wgrad.operands import random_operands as random_operands
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 # The layouts that people use; `layouts=None` draws them half of the time, else any permutation.
 USUAL_LAYOUTS = (
     ("NCHW", "OIHW", "NCHW"),
@@ -107,7 +107,7 @@ def random_problem(
     rng: np.random.Generator,
     kind: ConvKind,
     *,
-    dtypes: Sequence[str] = DTYPES,
+    dtypes: Sequence[str] = FLOATS,
     max_flop: float = 2e7,
     layouts: Sequence[tuple[str, str, str]] | None = None,
     mixed: bool = True,

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import DTYPES, SHORT, ConvKind, ConvProblem
 
+from ...codegen.direct import ELEMENTS
 from ...codegen.templates import template
 from ...fused import STEPS
 from .families import FAMILIES
 from .family import Family, Numbers
 
 PREFIX = "relay_wgrad_direct"
-_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-_ELEMENTS = {"f16": "__half", "bf16": "__nv_bfloat16", "f32": "float"}
 FLAGS = ("bias", "residual", "relu", "relu6", "silu", "mask", "strictmask")
 """Steps of epilogues, in the order of the flags of `After` in `direct_epilogue.h`."""
 _NAME = re.compile(
@@ -40,7 +39,7 @@ class Kernel:
     def of(
         family: Family, problem: ConvProblem, epilogue: tuple[str, ...], numbers: Numbers
     ) -> Kernel:
-        first, _, result = (_SHORT[problem.dtype(role)] for role in problem.roles)
+        first, _, result = (SHORT[problem.dtype(role)] for role in problem.roles)
         return Kernel(family.name, problem.kind, first, result, epilogue, numbers)
 
     @property
@@ -63,7 +62,10 @@ class Kernel:
     def entry(self) -> str:
         """The function that its object exports."""
         flags = ", ".join(str(flag in self.epilogue).lower() for flag in FLAGS)
-        arguments = [_ELEMENTS[self.element], _ELEMENTS[self.result], f"After<{flags}>"]
+        arguments = [
+            *(ELEMENTS[DTYPES[one]][1] for one in (self.element, self.result)),
+            f"After<{flags}>",
+        ]
         values = ", ".join([*arguments, *map(str, self.numbers)])
         return "\n".join([
             f'extern "C" int {self.name}(const RelayWgradDirectCall& call, cudaStream_t stream) {{',

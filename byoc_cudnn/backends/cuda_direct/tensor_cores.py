@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from typing import Any
 
+from relay_wgrad.dtypes import HALVES
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
@@ -16,7 +17,6 @@ TEMPLATES = ("warp_device.h", "warp_parts.h")
 OLDEST = 80  # the first GPUs with asynchronous copies and bfloat16's products
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Bytes of shared memory that a block may have, by GPU; what is taken has a kernel for each."""
-DTYPES = ("float16", "bfloat16")
 
 
 def accepts(problem: ConvProblem, what: str) -> Decision:
@@ -25,8 +25,8 @@ def accepts(problem: ConvProblem, what: str) -> Decision:
     if p.data_layout not in ("NHWC", "NDHWC"):
         return no(f"layout {p.data_layout}: {what} are in NHWC or NDHWC")
     first, _, result = (p.dtype(role) for role in p.roles)
-    if first not in DTYPES:
-        return no(f"dtype {first}: {what} are in {' and '.join(DTYPES)}")
+    if first not in HALVES:
+        return no(f"dtype {first}: {what} are in {' and '.join(HALVES)}")
     if result != first and p.kind is not ConvKind.WGRAD:
         return no(f"{first} to {result}: {what} have float32 only of a weight's gradient")
     if len(set(p.strides)) > 1 or len(set(p.dilation)) > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields
 
+from relay_wgrad.dtypes import HALVES, MIXED
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
@@ -22,8 +23,12 @@ LAYOUTS = (("NCHW", "OIHW", "NCHW"), ("NHWC", "OHWI", "NHWC"))
 VOLUME_LAYOUTS = (("NCDHW", "OIDHW", "NCDHW"), ("NDHWC", "ODHWI", "NDHWC"))
 """The same in three dimensions."""
 
-DTYPES = ("float16", "bfloat16", "float32")
-HALVES = ("float16", "bfloat16")
+DTYPES = MIXED
+CUDNN_TYPES = {
+    "float16": "CUDNN_DATA_HALF", "bfloat16": "CUDNN_DATA_BFLOAT16",
+    "float32": "CUDNN_DATA_FLOAT", "float64": "CUDNN_DATA_DOUBLE",
+}  # fmt: skip
+"""`cudnnDataType_t` of a dtype; double for `program.py` alone."""
 MAX_ELEMENTS = 2**31
 """cuDNN counts a tensor's elements in 32 bits."""
 SCALED_HALF = "RELAY_WGRAD_SCALED_HALF"

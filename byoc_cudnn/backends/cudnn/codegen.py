@@ -17,7 +17,7 @@ from ...codegen.templates import template
 from ...fused import STEPS
 from ..base import plans_of
 from . import scaled_half
-from .check import CODEGEN, Options
+from .check import CODEGEN, CUDNN_TYPES, Options
 
 PLANS = plans_of(CODEGEN)  # an exported function: the plans chosen so far, as text
 _TEMPLATES = (
@@ -25,11 +25,6 @@ _TEMPLATES = (
     "cudnn_scaled.h", "cudnn_plan.h", "cudnn_record.h", "cudnn_runtime.h", "cudnn_call.h",
     "cuda_entry.h",
 )  # fmt: skip
-DTYPES = {
-    "float16": "CUDNN_DATA_HALF",
-    "bfloat16": "CUDNN_DATA_BFLOAT16",
-    "float32": "CUDNN_DATA_FLOAT",
-}
 OPTIONS = {
     "allow_tf32": "kAllowTf32", "deterministic": "kDeterministic", "benchmark": "kBenchmark",
 }  # fmt: skip
@@ -107,7 +102,7 @@ def _row(region: Region) -> str:
         str(p.rank),
         *window(p),
         str(p.groups),
-        *(DTYPES[d] for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
+        *(CUDNN_TYPES[d] for d in (p.data_dtype, p.weight_dtype, p.grad_dtype)),
         " | ".join(f"k{STEPS[e].word}" for e in region.epilogue) or "0",
         " | ".join(options) or "0",
         str(-1 if o.workspace_limit is None else o.workspace_limit),

@@ -15,8 +15,8 @@ from ...building.fixed_source import Standing
 from ...codegen.any_problem import attributes, tables
 from ...codegen.templates import shared, template
 from . import scaled_half
-from .check import CODEGEN, LAYOUTS, VOLUME_LAYOUTS, Options
-from .codegen import DTYPES, OPTIONS, PLANS, head_and_runtime
+from .check import CODEGEN, CUDNN_TYPES, DTYPES, LAYOUTS, VOLUME_LAYOUTS, Options
+from .codegen import OPTIONS, PLANS, head_and_runtime
 
 CONVOLUTION = f"{CODEGEN}_convolution"
 
@@ -24,7 +24,10 @@ CONVOLUTION = f"{CODEGEN}_convolution"
 def source() -> str:
     """The library's source."""
     layouts, last = (*LAYOUTS, *VOLUME_LAYOUTS), ("NHWC", "NDHWC")
-    types = (("cudnnDataType_t", DTYPES), ("unsigned", OPTIONS))
+    types = (
+        ("cudnnDataType_t", {name: CUDNN_TYPES[name] for name in DTYPES}),
+        ("unsigned", OPTIONS),
+    )
     return "\n".join([
         head_and_runtime(),
         tables("cudnn", layouts, last, *types),

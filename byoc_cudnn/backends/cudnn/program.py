@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 
 from relay_wgrad.argument_types import check_type, checked_bool, checked_integer
+from relay_wgrad.dtypes import HALVES
 from relay_wgrad.layouts import ACTIVATION, KERNEL, is_permutation
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...codegen.templates import template
-from .check import workspace_of
+from .check import CUDNN_TYPES, workspace_of
 
 _MOST_ELEMENTS = 2**31  # of a tensor, and the bound of each number: int64 products cannot overflow
 
@@ -24,12 +25,6 @@ _TENSORS = {
     "data": ("x", {"N": "N", "C": "C", "H": "H", "W": "W"}),
     "weight": ("w", {"O": "K", "I": "Cg", "H": "R", "W": "S"}),
     "grad": ("y", {"N": "N", "C": "K", "H": "P", "W": "Q"}),
-}
-_CUDNN_TYPE = {
-    "float16": "CUDNN_DATA_HALF",
-    "bfloat16": "CUDNN_DATA_BFLOAT16",
-    "float32": "CUDNN_DATA_FLOAT",
-    "float64": "CUDNN_DATA_DOUBLE",
 }
 _CPP_TYPE = {
     "float16": "Half",
@@ -83,8 +78,8 @@ def _check(problem: ConvProblem, workspace_limit: int) -> None:
     if not all(isinstance(number, int) and number < _MOST_ELEMENTS for number in numbers):
         raise ValueError(f"groups, strides, padding and dilation must be below 2^31, got {numbers}")
     for role in _TENSORS:
-        if problem.dtype(role) not in _CUDNN_TYPE:
-            raise ValueError(f"{role} dtype must be one of {', '.join(_CUDNN_TYPE)}")
+        if problem.dtype(role) not in CUDNN_TYPES:
+            raise ValueError(f"{role} dtype must be one of {', '.join(CUDNN_TYPES)}")
     problem.check()
     for role in _TENSORS:
         layout, canonical = problem.layout(role), KERNEL if role == "weight" else ACTIVATION
@@ -103,7 +98,7 @@ def _conditions(problem: ConvProblem) -> set[str]:
     """The words of the template's brackets that hold."""
     top, left, bottom, right = problem.padding
     dtypes = {problem.dtype(role) for role in _TENSORS}
-    words = {problem.kind.value, *dtypes & {"float16", "bfloat16"}}
+    words = {problem.kind.value, *dtypes & set(HALVES)}
     words.add("double" if problem.accum_dtype == "float64" else "float")
     if _is_tf32(problem):
         words.add("tf32")
@@ -162,7 +157,7 @@ def _values(problem: ConvProblem, allow_tf32: bool, workspace_limit: int) -> dic
         shown = ("d" if is_gradient else "") + name
         values |= {
             f"{name.upper()}_NAME": shown,
-            f"{name.upper()}_TYPE": _CUDNN_TYPE[problem.dtype(role)],
+            f"{name.upper()}_TYPE": CUDNN_TYPES[problem.dtype(role)],
             f"{name.upper()}_STRIDES": ", ".join(
                 steps[letter] for letter in (KERNEL if role == "weight" else ACTIVATION)
             ),

@@ -23,7 +23,6 @@ LAYOUTS = (("NHWC", "OHWI", "NHWC"),)
 """(data, weight, grad): channels last in all three."""
 
 ARCHS = (75, 80, 86, 89, 90)
-HALVES = ("float16", "bfloat16")
 MAX_BYTES = 2**31
 """A kernel counts a tensor's bytes in 32 bits; but for those of Hopper's own instructions."""
 MAX_SLICES = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from relay_wgrad.dtypes import HALVES
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 WGMMA, GEMM = "wgmma", "gemm"
@@ -13,7 +14,6 @@ HOPPER = (WGMMA, GEMM)
 MAX_PIXELS = 2**31
 """Pixels of all images are counted in 32 bits; bytes are not."""
 _ROW = 16  # bytes that divide what TMA reads, and what a lane writes
-_HALVES = ("float16", "bfloat16")
 _MOST_STRIDE, _MOST_REACH = 8, 127  # of TMA's im2col mode: 8 bits for a corner and for an offset
 
 
@@ -25,7 +25,7 @@ def hopper_algorithm(problem: ConvProblem) -> str | None:
     """
     first, second, result = (problem.dtype(role) for role in problem.roles)
     wgrad = problem.kind is ConvKind.WGRAD
-    if first not in _HALVES or second != first or problem.groups != 1:
+    if first not in HALVES or second != first or problem.groups != 1:
         return None
     width = 4 if wgrad else DTYPE_BYTES[result]  # a weight gradient's sums are float32
     c, k = int(problem.c), int(problem.k)

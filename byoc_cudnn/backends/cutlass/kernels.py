@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
+from relay_wgrad.dtypes import HALVES
+from relay_wgrad.problem import DTYPE_BYTES, SHORT, ConvKind, ConvProblem
 
-from .check import EPILOGUE_STEPS, EPILOGUES, HALVES, Options, has_hopper, of_group, too_large
+from .check import EPILOGUE_STEPS, EPILOGUES, Options, has_hopper, of_group, too_large
 from .hopper import hopper_algorithm
 
-_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 VECTOR = 16  # bytes of a memory access at most
 SMALLEST_ASYNC = 4  # bytes: `cp.async`, which a pipeline of more than two stages needs, has no less
 MOST_TAPS = 32  # along an axis: an optimized iterator keeps a bit for each
@@ -172,7 +172,7 @@ def math_of(problem: ConvProblem, options: Options) -> str:
     """What multiplies the operands of a problem."""
     dtype = problem.dtype(problem.roles[0])
     if dtype in HALVES:
-        return _SHORT[dtype]
+        return SHORT[dtype]
     return "tf32" if options.allow_tf32 and options.archs[0] >= 80 else "f32"
 
 
@@ -188,7 +188,7 @@ def candidates(
     problem = of_group(problem)
     kind, math = problem.kind, math_of(problem, options)
     wgrad = kind is ConvKind.WGRAD
-    result = "f32" if wgrad else _SHORT[problem.dtype(problem.roles[2])]
+    result = "f32" if wgrad else SHORT[problem.dtype(problem.roles[2])]
     accesses = _accesses(
         problem, math, 4 if wgrad else DTYPE_BYTES[problem.dtype(problem.roles[2])]
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 from tvm import relax
 
-from ..context import FLOATS, Context
+from ...dtypes import FLOATS
+from ..context import Context
 
 FLOAT_TYPES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 OTHER_TYPES = {6: "int32", 7: "int64", 9: "bool"}

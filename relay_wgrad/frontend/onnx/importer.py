@@ -14,7 +14,8 @@ import onnx
 from onnx import helper
 from tvm import relax
 
-from ..context import FLOATS, Context, Options, Value, check_choices
+from ...dtypes import FLOATS
+from ..context import Context, Options, Value, check_choices
 from ..graph import InputSpec, TrainingGraph
 from ..loss import CrossEntropy, Loss, loss_of
 from ..loss_graph import add_loss

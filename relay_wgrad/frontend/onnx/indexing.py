@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...dtypes import FLOATS
 from ...ir import const_like
 from ..arithmetic import running_sum
-from ..context import FLOATS, Context, Value, shape_of
+from ..context import Context, Value, shape_of
 from ..data_movement import split
 from ..grids import affine_grid, grid_sample
 from ..indexing import (

@@ -10,7 +10,8 @@ import onnx
 from onnx import helper, numpy_helper
 from tvm import relax
 
-from ..context import FLOATS, Context, Value, shape_of
+from ...dtypes import FLOATS
+from ..context import Context, Value, shape_of
 from ..sizes import is_open, sizes_of
 from ..weights import Array
 from . import schema as onnx_schema

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...dtypes import FLOATS
 from ...ops.elementwise import Elementwise, by
 from ...ops.ties import SELU_ALPHA, SELU_SCALE
 from ...problem import DTYPE_BYTES
 from .. import activations as act
 from ..arithmetic import remainder
-from ..context import FLOATS, Context, shape_of
+from ..context import Context, shape_of
 from ..sizes import broadcasts_to
 from .dtypes import FLOAT_TYPES, OTHER_TYPES, as_float
 from .indexing import INDEXING

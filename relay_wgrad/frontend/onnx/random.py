@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..context import FLOATS, Context, shape_of
+from ...dtypes import FLOATS
+from ..context import Context, shape_of
 from ..layers import drawn_truths
 from .dtypes import FLOAT_TYPES, as_float
 from .node import Node

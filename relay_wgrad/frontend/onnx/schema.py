@@ -13,7 +13,8 @@ import onnx
 from onnx import defs
 from tvm import relax
 
-from ..context import FLOATS, Value
+from ...dtypes import FLOATS
+from ..context import Value
 from .names import op_of
 from .node import Node
 

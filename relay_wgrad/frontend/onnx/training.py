@@ -13,8 +13,9 @@ import onnx
 from onnx import helper
 from tvm import relax
 
+from ...dtypes import FLOATS
 from ...ops.algebra import WGRAD_NAME, get_op
-from ..context import FLOATS, Context, Options, Value
+from ..context import Context, Options, Value
 from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
 from .file import NUMBERS

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from ...dtypes import numpy_dtype
+from ...dtypes import FLOATS, numpy_dtype
 from ...ir import const_like, constant
 from ...ops.elementwise import Elementwise, by
-from ..context import FLOATS, Context, shape_of
+from ..context import Context, shape_of
 from .operation import Builder, Step, cast
 from .reader import word
 from .tensors import Tensor, of_array, reshaped

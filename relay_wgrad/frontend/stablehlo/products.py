@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import relax
 
-from ..context import FLOATS, Context, shape_of
+from ...dtypes import FLOATS
+from ..context import Context, shape_of
 from .operation import Builder, Step
 from .tensors import Tensor, of_expr, reshape, transpose
 

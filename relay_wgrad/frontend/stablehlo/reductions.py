@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...dtypes import FLOATS
 from ...ir import constant
-from ..context import FLOATS, Context, shape_of
+from ..context import Context, shape_of
 from ..resampling import by_matrix
 from .data_movement import sliced
 from .elementwise import OPERATIONS, apply, kind_of

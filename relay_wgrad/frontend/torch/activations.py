@@ -10,9 +10,10 @@ from typing import Any
 
 from tvm import relax
 
+from ...dtypes import FLOATS
 from ...ir import constant
 from .. import activations as act
-from ..context import FLOATS, Context, shape_of
+from ..context import Context, shape_of
 from .call import as_dtype
 
 op = relax.op

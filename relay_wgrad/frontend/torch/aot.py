@@ -14,8 +14,9 @@ from typing import Any
 from tvm import relax
 
 from ...argument_types import check_type, checked_bool
+from ...dtypes import FLOATS
 from ...ops.algebra import WGRAD_NAME, get_op
-from ..context import FLOATS, Options
+from ..context import Options
 from ..gradient_graph import GradientGraph, Result
 from ..graph import InputSpec
 from ..weights import Array

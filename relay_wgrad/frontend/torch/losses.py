@@ -7,8 +7,9 @@ from typing import Any
 
 from tvm import relax
 
+from ...dtypes import FLOATS
 from .. import loss_terms as terms
-from ..context import FLOATS, Context, shape_of
+from ..context import Context, shape_of
 from .call import Builder, Call, as_dtype
 
 op = relax.op

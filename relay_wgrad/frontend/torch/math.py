@@ -13,11 +13,12 @@ from typing import Any
 
 from tvm import relax
 
+from ...dtypes import FLOATS
 from ...ir import constant
 from ...ops.elementwise import RECORDS
 from .. import activations as act
 from .. import arithmetic
-from ..context import FLOATS, Context, shape_of
+from ..context import Context, shape_of
 from ..sizes import is_open, number
 from ..sorting import ordered
 from .call import Builder, Call, as_dtype

@@ -11,13 +11,14 @@ from typing import Any
 
 from tvm import relax
 
+from ...dtypes import wide_of
 from ...ir import constant
 from ...ops.batch_norm_train import batch_norm_train
 from ...ops.batch_norm_train_backward import batch_norm_train_backward
 from ...ops.group_norm_train import group_norm_train
 from ...ops.group_norm_train_backward import group_norm_train_backward
 from ...ops.moments import deviation
-from ...ops.train_norm import dtype_of, wide_of
+from ...ops.train_norm import dtype_of
 from .. import norms
 from ..attention import attention_weights
 from ..context import Context, shape_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax
 
-from ...dtypes import HALVES
+from ...dtypes import HALVES, wide_of
 from ...ir import constant
 from ..attention import attention, heads_repeated
 from ..context import Context, shape_of
@@ -26,7 +26,7 @@ def _added_product(ctx: Context, call: Call) -> Any:
     """beta x + alpha (a @ b); of half precision in float32, and rounded once."""
     x, a, b = (call.args[i] for i in range(3))
     is_half = call.dtype in HALVES
-    wide = "float32" if is_half else call.dtype
+    wide = wide_of(call.dtype)
     x, made = as_dtype(ctx, x, wide), ctx.emit(op.matmul(a, b, wide if is_half else None))
     for name, factor in (("alpha", call.setting("alpha", 1)), ("beta", call.setting("beta", 1))):
         if factor != 1:

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 import tvm
 from tvm import relax
 
+from relay_wgrad import problem
 from relay_wgrad.attrs import ConvAttrs
 from relay_wgrad.ops.algebra import fprop_call, wgrad_call
 
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "tf32": "float32", "f32": "float32"}
+DTYPES = {**problem.DTYPES, "tf32": "float32"}
 
 
 def module(layer: tuple[int, ...], batch: int, dtype: str) -> tvm.IRModule:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from byoc_cudnn.norm import NormCall
+from relay_wgrad.problem import DTYPE_BYTES, DTYPES
 
 POOLED = (3, 3, 2, 2, 1, 1, 1, 1)
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 EPSILON, MOMENTUM = 1e-5, 0.1
 # Largest relative errors: a rounding of the result, or of float32 sums.
 LIMITS = {"bf16": 4e-3, "f16": 5e-4, "f32": 1e-5, "f64": 1e-13}
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def tensor_bytes(self) -> int:
-        size = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}[self.mode]
+        size = DTYPE_BYTES[DTYPES[self.mode]]
         return self.rows * self.channels * size
 
     @property

@@ -12,9 +12,9 @@ import tvm_ffi
 
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.norm import NormCall, check, generate, inputs
+from relay_wgrad.dtypes import FLOATS
 from relay_wgrad.pipeline.overwrites import matched
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Largest errors, relative in norm: a rounding of the result; of float32 or float64 sums.
 ROWS = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 1e-6, "float64": 1e-14}
 SUMS = {"float16": 2e-6, "bfloat16": 2e-6, "float32": 2e-6, "float64": 1e-14}
@@ -48,7 +48,7 @@ def all_calls() -> list[NormCall]:
     calls = [
         call_of(direction, dtype, activation, *how)
         for direction in ("forward", "backward")
-        for dtype in DTYPES
+        for dtype in FLOATS
         for activation in ("", "relu", "relu6", "silu")
         for how in HOW
     ]
