@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from importlib.resources import files
 
 
@@ -13,4 +15,21 @@ def template(backend: str, name: str) -> str:
 
 def shared(name: str) -> str:
     """The text of a file of `templates`."""
-    return (files("byoc_cudnn") / "templates" / name).read_text(encoding="utf-8")
+    return of_room("", name)
+
+
+@lru_cache(maxsize=64)
+def of_room(room: str, name: str) -> str:
+    """The text of a file of `<room>/templates`: a family of direct calls, or "" for all of them."""
+    return (files("byoc_cudnn") / room / "templates" / name).read_text(encoding="utf-8")
+
+
+def constants(room: str, name: str) -> dict[str, int]:
+    """The whole numbers that such a file gives names: what Python must know of C++ is read there.
+
+    >>> constants("", "device_packs.h")["kThreads"]
+    256
+    """
+    lines = re.findall(r"^constexpr int(?:64_t)? (.*?);", of_room(room, name), re.MULTILINE)
+    found = re.findall(r"(k\w+) = (\d+)(?=,|$)", "\n".join(lines), re.MULTILINE)
+    return {name: int(value) for name, value in found}

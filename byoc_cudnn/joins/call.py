@@ -8,12 +8,14 @@ from typing import NamedTuple
 from relay_wgrad.dtypes import FLOATS
 
 from ..codegen.kernel_names import Words, known
+from ..codegen.templates import constants
 from ..decision import YES, Decision, no
 
 DTYPES = FLOATS
 WORDS: Words = {"dtype": DTYPES}
-PIECES, TERMS = 40, 96
-"""Of a call, at most: kRelayWgradPieces and kRelayWgradTerms of joins_call.h."""
+_MOST = constants("joins", "joins_call.h")
+PIECES, TERMS = _MOST["kRelayWgradPieces"], _MOST["kRelayWgradTerms"]
+"""Of a call, at most."""
 CHANNELS = 1 << 24
 """Of a tensor, at most."""
 

@@ -10,6 +10,7 @@ from relay_wgrad.ops import activations
 from relay_wgrad.problem import DTYPE_BYTES
 
 from ..codegen.kernel_names import Words, known
+from ..codegen.templates import constants
 from ..decision import YES, Decision, no
 from ..pool.call import check_windows
 
@@ -27,7 +28,8 @@ GATED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 DIRECTIONS = ("forward", "backward", *GATED)
 WORDS: Words = {"direction": DIRECTIONS, "dtype": DTYPES, "activation": ACTIVATIONS}
 LAYOUTS = ("NHWC",)
-_THREADS, _PACKS = 256, 4  # of a row, of 16 bytes each: kThreads and kRowPacks of the templates
+_THREADS = constants("", "device_packs.h")["kThreads"]  # of a row
+_PACKS = constants("norm", "norm_rows.h")["kRowPacks"]  # of a thread, of 16 bytes each
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ import re
 from collections.abc import Sequence
 
 from ..codegen.direct import ELEMENTS, Family
-from ..codegen.templates import shared
+from ..codegen.templates import constants, shared
 from .call import GATED, WORDS, NormCall, check
 
 _MULTIPROCESSORS = 256  # of the largest device that a workspace is planned for
-# kNormBlocks and the others of norm_call.h
-_BLOCKS, _CHANNELS, _SUMS = 2, 256, 3
-_ROW_BLOCKS, _ROW_SUMS = 4, 2
+_SHARED = constants("norm", "norm_call.h")
 
 # Rows of a thread on the way at once: images are few rows, and there are more sums of each; but of
 # moments alone as many as a batch's have.
@@ -40,10 +38,11 @@ def workspace_bytes(channels: int, dtype: str, images: int = 1, by_row: bool = F
     """
     size = 8 if dtype == "float64" else 4
     if by_row:
-        return _ROW_BLOCKS * _MULTIPROCESSORS * _ROW_SUMS * size * channels
-    least = images * -(-channels // _CHANNELS)
-    sums = _SUMS * size
-    return sums * _CHANNELS * max(least, _BLOCKS * _MULTIPROCESSORS)
+        blocks = _SHARED["kNormRowBlocks"] * _MULTIPROCESSORS
+        return blocks * _SHARED["kNormRowSums"] * size * channels
+    most = _SHARED["kNormChannels"]
+    blocks = max(images * -(-channels // most), _SHARED["kNormBlocks"] * _MULTIPROCESSORS)
+    return _SHARED["kNormSums"] * size * most * blocks
 
 
 def _tail(call: NormCall) -> str:

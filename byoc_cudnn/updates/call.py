@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from relay_wgrad.dtypes import FLOATS
 
 from ..codegen.kernel_names import Words, known
+from ..codegen.templates import constants
 from ..decision import YES, Decision, no
 
 COUNT = "count"
@@ -18,8 +19,8 @@ NUMBERS = ("weight_decay", "momentum", "beta1", "beta2", "eps", "decoupled", "cl
 DTYPES = FLOATS[2:]  # parameters are no halves
 WORDS: Words = {"rule": SLOTS, "dtype": DTYPES}
 LIMIT = 1 << 30  # elements of a tensor
-TILE = 4096
-"""Elements of one tensor that a block of threads takes: `kRelayWgradTile` of updates_call.h."""
+TILE = constants("updates", "updates_call.h")["kRelayWgradTile"]
+"""Elements of one tensor that a block of threads takes."""
 
 
 @dataclass(frozen=True)

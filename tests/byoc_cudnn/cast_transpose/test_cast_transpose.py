@@ -49,7 +49,7 @@ def test_what_there_is_no_kernel_for() -> None:
     for call, reason in (
         (
             CastTransposeCall("f", "float64", "float32", (Transposition(1, 2, 3),)),
-            "dtype 'float64'",
+            "source 'float64'",
         ),
         (CastTransposeCall("f", "float32", "float16", ()), "no tensor"),
         (

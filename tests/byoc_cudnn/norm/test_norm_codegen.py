@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from byoc_cudnn.building import nvcc
 from byoc_cudnn.building.compiled import library_command
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.direct import missing
+from byoc_cudnn.codegen.templates import constants
 from byoc_cudnn.norm import (
     ACTIVATIONS,
     NormCall,
@@ -123,20 +126,18 @@ def test_no_other_kernel_has_a_source(name: str) -> None:
 
 
 def test_the_workspace_is_that_of_the_kernels() -> None:
-    """Python plans it, C++ uses it: one formula, told twice."""
-    text = NORMS.template("norm_call.h")
-    assert "kNormBlocks = 2, kNormChannels = 256, kNormSums = 3;" in text
+    """Python plans it, C++ uses it: one formula, told twice; its numbers are the template's."""
+    names = {"kNormBlocks": 2, "kNormChannels": 256, "kNormSums": 3}
+    names |= {"kNormRowBlocks": 4, "kNormRowSums": 2}
+    assert constants("norm", "norm_call.h") == names
     assert workspace_bytes(64, "float16") == 3 * 4 * 256 * 2 * 256
     assert workspace_bytes(1 << 20, "float64") == 3 * 8 * (1 << 20)
     assert workspace_bytes(300, "float16", images=1000) == 3 * 4 * 256 * 2 * 1000
-    assert "kNormRowBlocks = 4, kNormRowSums = 2;" in text
     assert workspace_bytes(300, "float16", images=1000, by_row=True) == 4 * 256 * 2 * 4 * 300
 
 
 def test_rows_of_the_longest_layers_have_kernels() -> None:
-    """What is raised has kernels, and Python's bound is theirs."""
-    text = NORMS.template("norm_rows.h")
-    assert "constexpr int kRowPacks = 4;" in text
+    """What is raised has kernels."""
     assert longest_row("float16") == 256 * 4 * 8
     assert all(longest_row(dtype) >= LONGEST_ROW for dtype in DTYPES)
 
@@ -178,13 +179,19 @@ def test_a_library_checks_its_calls(library: Any) -> None:
 
 
 def test_every_call_that_is_taken_has_a_kernel() -> None:
-    for direction in ("forward", "backward"):
-        for dtype in ("float16", "bfloat16", "float32", "float64"):
-            for activation in ACTIVATIONS:
-                for residual in (False, True):
-                    call = NormCall("f", direction, dtype, activation, residual)
-                    if check(call):
-                        assert f"{direction}<" in NORMS.source_of(NORMS.kernel_of(call))
+    enumerators = re.search(r"enum class Activation \{ (.*?) \}", NORMS.template("norm_device.h"))
+    assert enumerators
+    used = set()
+    for direction, dtype, activation, residual in itertools.product(
+        ("forward", "backward"), DTYPES, ACTIVATIONS, (False, True)
+    ):
+        call = NormCall("f", direction, dtype, activation, residual)
+        if check(call):
+            source = NORMS.source_of(NORMS.kernel_of(call))
+            exported = source[source.index('extern "C" int') :]
+            assert f"{direction}<" in exported
+            used |= set(re.findall(r"Activation::(\w+)", exported))
+    assert sorted(used) == sorted(enumerators[1].split(", "))
 
 
 # Both passes, whole packs, rows side by side and short ones; what adds the sums of rows as they are
