@@ -99,15 +99,4 @@ inline bool is_done(Kind kind, const Operands& t, cudaStream_t stream) {
   return true;
 }
 
-// On a device, with TVM's stream of it; a failure becomes an error that names the problem.
-template <typename Work>
-void on_stream(const char* problem, int device, Work work) {
-  try {
-    OnDevice on(device);
-    work(static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device)));
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << problem;
-  }
-}
-
 }  // namespace

@@ -12,22 +12,11 @@ struct CastTransposes {
   std::vector<std::vector<int64_t>> sizes;  // blocks, rows, columns of each tensor
 };
 
-inline void expect_count(const char* words, const TensorView& t, const std::vector<int64_t>& sizes) {
-  if (t.numel() != sizes[0] * sizes[1] * sizes[2]) {
-    TVM_FFI_THROW(ValueError) << words << ": a tensor of " << t.numel() << " elements, expected "
-                              << sizes[0] << " x " << sizes[1] << " x " << sizes[2];
-  }
-}
-
 __attribute__((noinline)) int call(const CastTransposes& row, const TVMFFIAny* args, int32_t count) {
   TVM_FFI_SAFE_CALL_BEGIN();
   const size_t tensors = row.sizes.size();
   const size_t expected = 2 * tensors + row.scaled;
-  if (count < 0 || static_cast<size_t>(count) != expected) {
-    TVM_FFI_THROW(TypeError) << row.words << ": expected " << expected << " tensors, got " << count
-                             << " arguments";
-  }
-  const std::vector<TensorView> views = views_of(args, count);
+  const std::vector<TensorView> views = views_of(row.words, args, count, expected);
   std::vector<RelayWgradCastTranspose> table;
   for (size_t i = 0; i < tensors; ++i) {
     const TensorView &source = views[i], &result = views[tensors + row.scaled + i];
@@ -36,7 +25,7 @@ __attribute__((noinline)) int call(const CastTransposes& row, const TVMFFIAny* a
     expect_dtype(row.words, "a result", result, row.result);
     for (const TensorView* tensor : {&source, &result}) {
       expect_on_device(row.words, "a tensor", *tensor, views[0]);
-      expect_count(row.words, *tensor, sizes);
+      expect_count(row.words, "a tensor", *tensor, sizes[0] * sizes[1] * sizes[2]);
     }
     table.push_back({pointer_of(&source), pointer_of(&result), sizes[0], sizes[1], sizes[2]});
   }
@@ -44,19 +33,11 @@ __attribute__((noinline)) int call(const CastTransposes& row, const TVMFFIAny* a
   if (row.scaled) {
     expect_dtype(row.words, "the scale", views[tensors], Element::kFloat);
     expect_on_device(row.words, "the scale", views[tensors], views[0]);
-    expect_count(row.words, views[tensors], {1, 1, 1});
+    expect_count(row.words, "the scale", views[tensors], 1);
     scale = reinterpret_cast<const float*>(pointer_of(&views[tensors]));
   }
-  try {
-    const int device = views[0].device().device_id;
-    OnDevice on(device);
-    Called::get().note(row.words, row.name);
-    const RelayWgradCastTransposesCall z{table.data(), static_cast<int64_t>(tensors), scale};
-    launched(row.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))),
-             row.name);
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << row.words;
-  }
+  const RelayWgradCastTransposesCall z{table.data(), static_cast<int64_t>(tensors), scale};
+  launch(row, z, views[0]);
   TVM_FFI_SAFE_CALL_END();
 }
 

@@ -38,11 +38,7 @@ inline int64_t rows_of(const Joins& row, const TensorView& t, int64_t channels, 
 __attribute__((noinline)) int call(const Joins& row, const TVMFFIAny* args, int32_t count) {
   TVM_FFI_SAFE_CALL_BEGIN();
   const size_t operands = row.channels.size(), expected = operands + row.results.size();
-  if (count < 0 || static_cast<size_t>(count) != expected) {
-    TVM_FFI_THROW(TypeError) << row.words << ": expected " << expected << " tensors, got " << count
-                             << " arguments";
-  }
-  const std::vector<TensorView> views = views_of(args, count);
+  const std::vector<TensorView> views = views_of(row.words, args, count, expected);
   const int64_t bytes = row.element == Element::kDouble ? 8 : row.element == Element::kFloat ? 4 : 2;
   RelayWgradJoinsCall z{};
   for (size_t i = 0; i < operands; ++i) z.rows = rows_of(row, views[i], row.channels[i], views[0]);
@@ -67,15 +63,11 @@ __attribute__((noinline)) int call(const Joins& row, const TVMFFIAny* args, int3
     }
   }
   if (z.rows == 0) return 0;
-  try {
-    const int device = views[0].device().device_id;
-    OnDevice on(device);
+  const int device = views[0].device().device_id;
+  on_stream(row.words, device, [&](cudaStream_t stream) {
     z.multiprocessors = attribute_of(device, cudaDevAttrMultiProcessorCount);
-    Called::get().note(row.words, row.name);
-    launched(row.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))), row.name);
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << row.words;
-  }
+    enqueue(row, z, stream);
+  });
   TVM_FFI_SAFE_CALL_END();
 }
 

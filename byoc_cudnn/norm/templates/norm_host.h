@@ -79,9 +79,7 @@ inline void expect_pooled(const Norm& norm, const char* name, const TensorView& 
   expect_dtype(norm.words, name, t, norm.element);
   expect_on_device(norm.words, name, t, x);
   expect_on_device(norm.words, "index", index, x);
-  if (index.dtype().code != kDLUInt || index.dtype().bits != 8 || index.dtype().lanes != 1) {
-    TVM_FFI_THROW(TypeError) << norm.words << ": index must be uint8";
-  }
+  expect_bytes(norm.words, "index", index);
   bool same = x.ndim() == 4 && t.ndim() == 4 && index.ndim() == 4 && x.size(0) == t.size(0) &&
               x.size(3) == t.size(3) && x.numel() / x.size(3) < (int64_t{1} << 31);
   for (int i = 0; same && i < 4; ++i) same = t.size(i) == index.size(i);
@@ -96,9 +94,7 @@ inline void expect_pooled(const Norm& norm, const char* name, const TensorView& 
 inline void expect_mask(const Norm& norm, const TensorView& t, const TensorView& like) {
   const int64_t channels = like.size(like.ndim() - 1), pack = 16 / (like.dtype().bits / 8);
   const int64_t packs = (channels + pack - 1) / pack, bytes = like.numel() / channels * packs;
-  if (t.dtype().code != kDLUInt || t.dtype().bits != 8 || t.dtype().lanes != 1) {
-    TVM_FFI_THROW(TypeError) << norm.words << ": mask must be uint8";
-  }
+  expect_bytes(norm.words, "mask", t);
   expect_on_device(norm.words, "mask", t, like);
   if (t.numel() != bytes) {
     TVM_FFI_THROW(ValueError) << norm.words << ": mask must have a byte for each " << pack
@@ -214,9 +210,7 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     }
   }
   const int device = x.device().device_id, sum_bytes = norm.element == Element::kDouble ? 8 : 4;
-  try {
-    OnDevice on(device);
-    cudaStream_t stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
+  on_stream(norm.words, device, [&](cudaStream_t stream) {
     RelayWgradNormCall call{};
     call.images = norm.grouped || norm.gated ? x.size(0) : 1;
     call.rows = x.numel() / channels / call.images;
@@ -306,9 +300,7 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     }
     with_workspace(device, stream, bytes, is_captured(stream),
                    [&](void* block) { enqueue(norm, call, block, bytes, stream); });
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << norm.words;
-  }
+  });
 }
 
 // TVM FFI's calling convention, read once and not in a template for each exported function.

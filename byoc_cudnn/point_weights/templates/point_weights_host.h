@@ -15,10 +15,7 @@ inline void expect(const PointWeights& row, const char* name, const TensorView& 
                    int64_t count, const TensorView& like) {
   expect_dtype(row.words, name, t, element);
   expect_on_device(row.words, name, t, like);
-  if (t.numel() != count) {
-    TVM_FFI_THROW(ValueError) << row.words << ": " << name << " has " << t.numel()
-                              << " elements, expected " << count;
-  }
+  expect_count(row.words, name, t, count);
 }
 
 __attribute__((noinline)) int call(const PointWeights& row, const TVMFFIAny* args, int32_t count) {
@@ -27,11 +24,7 @@ __attribute__((noinline)) int call(const PointWeights& row, const TVMFFIAny* arg
   size_t biases = 0;
   for (const std::vector<int64_t>& sizes : row.sizes) biases += sizes[3] != 0;
   const size_t expected = 3 * weights + biases;
-  if (count < 0 || static_cast<size_t>(count) != expected) {
-    TVM_FFI_THROW(TypeError) << row.words << ": expected " << expected << " tensors, got " << count
-                             << " arguments";
-  }
-  const std::vector<TensorView> views = views_of(args, count);
+  const std::vector<TensorView> views = views_of(row.words, args, count, expected);
   std::vector<RelayWgradPointWeight> table;
   size_t bias = 3 * weights;
   for (size_t i = 0; i < weights; ++i) {
@@ -46,16 +39,7 @@ __attribute__((noinline)) int call(const PointWeights& row, const TVMFFIAny* arg
     table.push_back({pointer_of(&dy), pointer_of(&x), pointer_of(&dw),
                      reinterpret_cast<float*>(pointer_of(db)), n, k, c});
   }
-  try {
-    const int device = views[0].device().device_id;
-    OnDevice on(device);
-    Called::get().note(row.words, row.name);
-    const RelayWgradPointWeightsCall z{table.data(), static_cast<int64_t>(weights)};
-    launched(row.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))),
-             row.name);
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << row.words;
-  }
+  launch(row, RelayWgradPointWeightsCall{table.data(), static_cast<int64_t>(weights)}, views[0]);
   TVM_FFI_SAFE_CALL_END();
 }
 

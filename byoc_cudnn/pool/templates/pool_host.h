@@ -15,12 +15,8 @@ struct Pool {
 __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int32_t count) {
   TVM_FFI_SAFE_CALL_BEGIN();
   // x, y; or dy, x, dx; with an index x, y, index; or dy, index, dx.
-  const int32_t expected = 2 + (pool.backward || pool.index);
-  if (count != expected) {
-    TVM_FFI_THROW(TypeError) << pool.words << ": expected " << expected << " tensors, got " << count
-                             << " arguments";
-  }
-  const std::vector<TensorView> views = views_of(args, count);
+  const size_t expected = 2 + (pool.backward || pool.index);
+  const std::vector<TensorView> views = views_of(pool.words, args, count, expected);
   const TensorView &first = views[0], &second = views[1], &last = views[static_cast<size_t>(count - 1)];
   // Of the image's size: x or dx, which are one where the index stands for x.
   const TensorView& x = !pool.backward ? first : pool.index ? last : second;
@@ -41,9 +37,7 @@ __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int3
   for (int i = 0; pool.backward && i < 4; ++i) same = same && x.size(i) == out.size(i);
   if (!same) TVM_FFI_THROW(ValueError) << pool.words << ": shapes that do not fit each other";
   if (index != nullptr) {
-    if (index->dtype().code != kDLUInt || index->dtype().bits != 8 || index->dtype().lanes != 1) {
-      TVM_FFI_THROW(TypeError) << pool.words << ": index must be uint8";
-    }
+    expect_bytes(pool.words, "index", *index);
     expect_on_device(pool.words, "index", *index, x);
     bool fits = index->ndim() == 4;
     for (int i = 0; fits && i < 4; ++i) fits = index->size(i) == y.size(i);
@@ -58,19 +52,12 @@ __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int3
                    pool.strides[axis], pool.padding[axis], pool.padding[2 + axis]);
   }
   if (out.numel() == 0) return 0;
-  try {
-    const int device = x.device().device_id;
-    OnDevice on(device);
-    Called::get().note(pool.words, pool.name);
-    const RelayWgradPoolCall z{x.size(0), x.size(1), x.size(2), x.size(3), y.size(1), y.size(2),
-                               pool.padding[0], pool.padding[1],
-                               pool.backward && pool.index ? nullptr : pointer_of(&x),
-                               pool.backward ? pointer_of(&y) : nullptr, pointer_of(&out),
-                               pointer_of(index)};
-    launched(pool.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))), pool.name);
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << pool.words;
-  }
+  const RelayWgradPoolCall z{x.size(0), x.size(1), x.size(2), x.size(3), y.size(1), y.size(2),
+                             pool.padding[0], pool.padding[1],
+                             pool.backward && pool.index ? nullptr : pointer_of(&x),
+                             pool.backward ? pointer_of(&y) : nullptr, pointer_of(&out),
+                             pointer_of(index)};
+  launch(pool, z, x);
   TVM_FFI_SAFE_CALL_END();
 }
 

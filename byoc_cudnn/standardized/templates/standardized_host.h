@@ -29,10 +29,7 @@ class Given {
     const TensorView& t = views_[at_++];
     expect_dtype(row_.words, name, t, element);
     expect_on_device(row_.words, name, t, views_[0]);
-    if (t.numel() != count) {
-      TVM_FFI_THROW(ValueError) << row_.words << ": " << name << " has " << t.numel()
-                                << " elements, expected " << count;
-    }
+    expect_count(row_.words, name, t, count);
     return reinterpret_cast<T*>(pointer_of(&t));
   }
 
@@ -48,11 +45,7 @@ __attribute__((noinline)) int call(const Standardized& row, const TVMFFIAny* arg
   size_t gains = 0;
   for (const Filters& one : row.weights) gains += one.gained;
   const size_t expected = row.backward ? 4 * weights + 2 * gains : 3 * weights + gains;
-  if (count < 0 || static_cast<size_t>(count) != expected) {
-    TVM_FFI_THROW(TypeError) << row.words << ": expected " << expected << " tensors, got " << count
-                             << " arguments";
-  }
-  const std::vector<TensorView> views = views_of(args, count);
+  const std::vector<TensorView> views = views_of(row.words, args, count, expected);
   std::vector<RelayWgradStandardizedWeight> table(weights);
   Given given(row, views);
   auto each = [&](auto take) {
@@ -84,17 +77,9 @@ __attribute__((noinline)) int call(const Standardized& row, const TVMFFIAny* arg
       if (one.gained) to.dgain = given.take<float>("a gain's gradient", Element::kFloat, one.filters);
     });
   }
-  try {
-    const int device = views[0].device().device_id;
-    OnDevice on(device);
-    Called::get().note(row.words, row.name);
-    const RelayWgradStandardizedCall z{table.data(), static_cast<int64_t>(weights),
-                                       static_cast<float>(row.epsilon)};
-    launched(row.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))),
-             row.name);
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << row.words;
-  }
+  const RelayWgradStandardizedCall z{table.data(), static_cast<int64_t>(weights),
+                                     static_cast<float>(row.epsilon)};
+  launch(row, z, views[0]);
   TVM_FFI_SAFE_CALL_END();
 }
 

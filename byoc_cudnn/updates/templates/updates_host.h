@@ -24,13 +24,6 @@ inline void expect_number(const char* words, const char* name, const TensorView&
   }
 }
 
-inline void expect_count(const char* words, const TensorView& t, int64_t count) {
-  if (t.numel() != count) {
-    TVM_FFI_THROW(ValueError) << words << ": a tensor of " << t.numel() << " elements, expected "
-                              << count;
-  }
-}
-
 // Reads the arguments one after another.
 struct Reader {
   const Updates& row;
@@ -40,7 +33,7 @@ struct Reader {
   const TensorView& next(int64_t count) {
     const TensorView& t = views[at++];
     expect_on_device(row.words, "a tensor", t, views[0]);
-    expect_count(row.words, t, count);
+    expect_count(row.words, "a tensor", t, count);
     return t;
   }
   char* tensor(int64_t count) {
@@ -83,11 +76,7 @@ __attribute__((noinline)) int call(const Updates& row, const TVMFFIAny* args, in
       row.counts ? tensors + 2
                  : (2 + static_cast<size_t>(row.slots)) * tensors +
                        2 * static_cast<size_t>(row.scalars) + 2 * kept + 3;
-  if (count < 0 || static_cast<size_t>(count) != expected) {
-    TVM_FFI_THROW(TypeError) << row.words << ": expected " << expected << " tensors, got " << count
-                             << " arguments";
-  }
-  Reader reader{row, views_of(args, count)};
+  Reader reader{row, views_of(row.words, args, count, expected)};
   std::vector<RelayWgradUpdate> table(tensors + (row.counts ? 0 : kept));
   for (size_t i = 0; i < table.size(); ++i) {
     table[i] = {};
@@ -130,14 +119,7 @@ __attribute__((noinline)) int call(const Updates& row, const TVMFFIAny* args, in
   }
   z.tensors = table.data();
   z.count = static_cast<int64_t>(table.size());
-  try {
-    const int device = reader.views[0].device().device_id;
-    OnDevice on(device);
-    Called::get().note(row.words, row.name);
-    launched(row.kernel(z, static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))), row.name);
-  } catch (const Failure& failure) {
-    TVM_FFI_THROW(RuntimeError) << failure.what << "\nproblem: " << row.words;
-  }
+  launch(row, z, reader.views[0]);
   TVM_FFI_SAFE_CALL_END();
 }
 

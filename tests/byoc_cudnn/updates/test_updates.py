@@ -93,7 +93,7 @@ def test_what_is_checked_of_a_call(made: Any) -> None:
     tensors = [tvm_ffi.from_dlpack(a) for a in (*given, np.array(0, "int64"))]
     with pytest.raises(TypeError, match="momentum of 6 tensors float32: expected 27 tensors, got"):
         run(*tensors[1:])
-    with pytest.raises(ValueError, match="a tensor of 4096 elements, expected 5"):
+    with pytest.raises(ValueError, match="a tensor has 4096 elements, expected 5"):
         run(tensors[1], *tensors[1:])
     with pytest.raises(TypeError, match="whether to update is of another type"):
         run(*tensors[:-4], tvm_ffi.from_dlpack(np.array(1, "int8")), *tensors[-3:])
