@@ -29,6 +29,12 @@ def op_name(value: Any) -> str:
     return str(value.op.name) if is_op else ""
 
 
+def beside(call: relax.Call | None, operand: Any) -> Any:
+    """The operand beside another of a call with two; None where there is none, or several."""
+    others = [arg for arg in call.args if not arg.same_as(operand)] if call is not None else []
+    return others[0] if len(others) == 1 else None
+
+
 def expressions(func: relax.Function) -> list[relax.Expr]:
     """Every expression of a function once, parts before what is made of them."""
     found: list[relax.Expr] = []

@@ -149,7 +149,7 @@ FAULTS = (
           "tests/byoc_cudnn/point_weights/test_point_weights.py"),
     Fault("weights of one pixel: what an operand is made of waits for all",
           "byoc_cudnn/point_weights/lower.py",
-          "if operands & _made_of(view, one.results)]", "if False]",
+          "if operands & view.made_of(one.results)]", "if False]",
           "tests/byoc_cudnn/point_weights/test_point_weights.py"),
     Fault("made sums: what is only there later is an operand", "relay_wgrad/pipeline/made_sums.py",
           "if any(place.get(arg, -1) >= at for arg in others):", "if False:",

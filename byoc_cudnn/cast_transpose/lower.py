@@ -16,12 +16,12 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
-from relay_wgrad.graph.rebuild import normal, with_bindings
+from relay_wgrad.graph.rebuild import with_bindings
 from relay_wgrad.ir import op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import permute_axes
 
-from ..codegen.lowering import DirectEntry, Symbols, lower_together
+from ..codegen.lowering import DirectEntry, Symbols, lower_together, written
 from .call import DTYPES, CastTransposeCall, Transposition
 from .codegen import CAST_TRANSPOSES
 
@@ -199,19 +199,11 @@ class _Function:
             CastTransposeCall("", source, result, transpositions, scale is not None)
         )
         args = [chain.source for chain in group] + ([scale] if scale is not None else [])
-        types = [chain.result.ty for chain in group]
-        whole = normal(relax.call_dps_packed(symbol, args, types))
-        var = relax.DataflowVar(f"cast_transposed_{len(self.calls)}", whole.ty)
-        self.calls[str(var.name)] = symbol
+        name = f"cast_transposed_{len(self.calls)}"
+        self.calls[name] = symbol
         for chain in group:
             self.gone |= {chain.result, *chain.inside}
-        return [
-            relax.VarBinding(var, whole),
-            *(
-                relax.VarBinding(chain.result, normal(relax.TupleGetItem(var, i)))
-                for i, chain in enumerate(group)
-            ),
-        ]
+        return written(symbol, args, [chain.result for chain in group], name)
 
     def function(self) -> relax.Function:
         """The function with the calls."""

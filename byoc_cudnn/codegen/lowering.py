@@ -164,6 +164,21 @@ def with_source(mod: tvm.IRModule, symbols: Symbols, arch: int) -> tvm.IRModule:
     return mod.with_attr(_EXTERNAL, [*present, module])
 
 
+def written(
+    symbol: str, args: Sequence[Expr], results: Sequence[relax.Var], name: str
+) -> list[relax.Binding]:
+    """A call of a generated function, bound to a new variable `name`, and behind it its results,
+    each bound to its variable, which has its type."""
+    types = [result.ty for result in results]
+    call = normal(relax.call_dps_packed(symbol, list(args), types if types[1:] else types[0]))
+    whole = relax.DataflowVar(name, call.ty)
+    fields = [normal(relax.TupleGetItem(whole, i)) for i in range(len(types))] if types[1:] else (
+        [whole]
+    )  # fmt: skip
+    own = [relax.VarBinding(var, field) for var, field in zip(results, fields, strict=True)]
+    return [relax.VarBinding(whole, call), *own]
+
+
 class Symbols:
     """Of a module: one function for all calls that differ in sizes alone."""
 

@@ -21,7 +21,7 @@ from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.match import call, match
-from relay_wgrad.ir import op_name
+from relay_wgrad.ir import beside, op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 
 from ..codegen.lowering import Field, Plan, Site, same_type
@@ -101,7 +101,7 @@ def _found(plan: Plan, forward: relax.Var) -> _Gate | None:
     if len(means) != 1 or len(products) != 2 or not _is_squeezed(means[0].value, y):
         return None
     for product, gradient in (products, products[::-1]):
-        factor = _other(product.value, y)
+        factor = beside(product.value, y)
         spread = view.call(factor, "relax.broadcast_to")
         gate = factor if spread is None else spread.args[0]
         dgate = view.sole_use(gradient.var)
@@ -110,7 +110,7 @@ def _found(plan: Plan, forward: relax.Var) -> _Gate | None:
         if op_name(dgate.value) not in _SUMS or not _is_of_images(dgate.var, y):
             continue
         written = _written(view, product.var, dtype)
-        wide_dy = _other(gradient.value, y)
+        wide_dy = beside(gradient.value, y)
         dy = _narrow(view, wide_dy, dtype)
         back = _backward(plan, forward, wide_dy, factor) if dy is not None else None
         if written is None or back is None or dy is None:
@@ -128,12 +128,6 @@ def _found(plan: Plan, forward: relax.Var) -> _Gate | None:
 
 def _is_widening(binding: Any) -> bool:
     return op_name(binding.value) == CAST and str(binding.var.ty.dtype) == "float32"
-
-
-def _other(call: relax.Call, var: relax.Var) -> Expr:
-    """The operand beside a variable of a call with two; None where there is none."""
-    others = [a for a in call.args if not a.same_as(var)]
-    return others[0] if len(others) == 1 else None
 
 
 def _is_squeezed(call: relax.Call, y: relax.Var) -> bool:
@@ -186,7 +180,7 @@ def _written(
         user = view.sole_use(at)
         name = "" if user is None or last else op_name(user.value)
         if name == "relax.add" and residual is None:
-            residual = _narrow(view, _other(user.value, at), dtype)
+            residual = _narrow(view, beside(user.value, at), dtype)
             if residual is None or sizes_of(residual.ty) != sizes_of(at.ty):
                 return found
         elif name == RELU and residual is not None and str(at.ty.dtype) == dtype:
@@ -203,12 +197,12 @@ def _backward(
     """(the backward call, the mean's part of its gradient, what is between)."""
     view = plan.function
     for product in view.users_of(dy) if isinstance(dy, relax.Var) else ():
-        if op_name(product.value) != "relax.multiply" or not _is(_other(product.value, dy), factor):
+        if op_name(product.value) != "relax.multiply" or not _is(beside(product.value, dy), factor):
             continue
         total = view.sole_use(product.var)
         if total is None or op_name(total.value) != "relax.add":
             continue
-        spread = _other(total.value, product.var)
+        spread = beside(total.value, product.var)
         lift = view.call(spread, "relax.broadcast_to")
         if lift is None or not view.only_use(spread) or not _is_of_images(lift.args[0], total.var):
             continue

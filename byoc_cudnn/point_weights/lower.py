@@ -18,7 +18,6 @@ from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import (
-    normal,
     rebuilt,
     variable_of,
     with_bindings,
@@ -33,7 +32,7 @@ from relay_wgrad.ops.algebra import WGRADS
 from relay_wgrad.ops.call_problem import problem_of
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-from ..codegen.lowering import DirectEntry, Symbols, lower_together
+from ..codegen.lowering import DirectEntry, Symbols, lower_together, written
 from ..split.composite import called_composite, composite_in, conv_in, inline
 from .call import PointWeightsCall, Product, check
 from .codegen import POINT_WEIGHTS
@@ -151,20 +150,9 @@ def _together(func: relax.Function, symbols: Symbols) -> tuple[relax.Function, d
 def _groups(view: Graph, found: Sequence[_Found]) -> list[list[_Found]]:
     """Those that may be computed where all operands are there, and each other alone."""
     operands = {v for one in found for v in (one.dy, one.x)}
-    alone = [one for one in found if operands & _made_of(view, one.results)]
+    alone = [one for one in found if operands & view.made_of(one.results)]
     late = [one for one in found if one not in alone]
     return [group for group in (late, *([one] for one in alone)) if group]
-
-
-def _made_of(view: Graph, variables: Sequence[relax.Var]) -> set[relax.Var]:
-    """What variables are needed for."""
-    seen, waiting = set[relax.Var](), list(variables)
-    while waiting:
-        for binding in view.users_of(waiting.pop()):
-            if binding.var not in seen:
-                seen.add(binding.var)
-                waiting.append(binding.var)
-    return seen
 
 
 def _with_call(
@@ -175,7 +163,7 @@ def _with_call(
     is made of its results."""
     operands = {v for one in group for v in (one.dy, one.x)}
     results = {v for one in group for v in one.results}
-    later = _made_of(view, list(results))
+    later = view.made_of(results)
     last = max((i for i, b in enumerate(bindings) if b.var in operands), default=-1)
     first = [b for b in bindings[: last + 1] if b.var not in results]
     return [
@@ -234,12 +222,6 @@ def _written(group: Sequence[_Found], symbols: Symbols, names: dict[str, str]) -
     symbol = symbols.of(call)
     results = [*(one.dw for one in group), *(db for one in group if (db := one.db) is not None)]
     args = [*(one.dy for one in group), *(one.x for one in group)]
-    types = [result.ty for result in results]
-    value = normal(relax.call_dps_packed(symbol, args, types if len(types) > 1 else types[0]))
-    var = relax.DataflowVar(f"point_weights_{len(names)}", value.ty)
-    names[str(var.name)] = symbol
-    if len(types) == 1:
-        return [relax.VarBinding(var, value), relax.VarBinding(results[0], var)]
-    fields = [normal(relax.TupleGetItem(var, i)) for i in range(len(results))]
-    own = [relax.VarBinding(r, field) for r, field in zip(results, fields, strict=True)]
-    return [relax.VarBinding(var, value), *own]
+    name = f"point_weights_{len(names)}"
+    names[name] = symbol
+    return written(symbol, args, results, name)

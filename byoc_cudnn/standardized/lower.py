@@ -16,15 +16,15 @@ from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.match import number_of
-from relay_wgrad.graph.rebuild import normal, with_bindings, without_unused
-from relay_wgrad.ir import op_name
+from relay_wgrad.graph.rebuild import with_bindings, without_unused
+from relay_wgrad.ir import beside, op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import permute_axes
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.train_norm import GROUP_BACKWARD, GROUP_FORWARD
 
 from ..cast_transpose.call import Transposition
-from ..codegen.lowering import DirectEntry, Symbols, lower_together
+from ..codegen.lowering import DirectEntry, Symbols, lower_together, written
 from .call import DTYPES, StandardizedCall, Weight
 from .codegen import STANDARDIZED
 
@@ -143,13 +143,13 @@ def _found(view: Graph, forward: relax.Var) -> _Found | None:
     if len(products) != 2 or len(users) != 2:
         return None
     for (product, one), (gradient, other) in (products, products[::-1]):
-        factor = _gain(view, _beside(product.value, one), filters)
+        factor = _gain(view, beside(product.value, one), filters)
         if factor is None:
             continue
         gain, scale = factor
         d = view.call(_base(view, dy), PRODUCT)
-        made = None if d is None else _other(view, d, _beside(product.value, one))
-        if made is None or not made.same_as(_base(view, _beside(gradient.value, other))):
+        made = None if d is None else _other(view, d, beside(product.value, one))
+        if made is None or not made.same_as(_base(view, beside(gradient.value, other))):
             continue
         dgain = _gain_gradient(view, gradient.var, filters, row, scale)
         if dgain is not None:
@@ -174,12 +174,6 @@ def _backward(view: Graph, forward: relax.Var, x: Expr) -> relax.Var | None:
     right = [v for i in (1, 2) for k, v in view.fields_of(forward) if k == i]
     good = same and all(a.same_as(view.resolved(b)) for a, b in zip(told, right, strict=True))
     return users[0].var if good else None
-
-
-def _beside(call: relax.Call, var: relax.Var) -> Expr:
-    """The operand beside a variable."""
-    others = [a for a in call.args if not a.same_as(var)]
-    return others[0] if len(others) == 1 else None
 
 
 def _other(view: Graph, call: relax.Call, gain: Expr) -> Expr:
@@ -229,7 +223,7 @@ def _gain_gradient(
     scaled = view.sole_use(last)
     if scaled is None or op_name(scaled.value) != PRODUCT:
         return None
-    number = _beside(scaled.value, last)
+    number = beside(scaled.value, last)
     return _last(view, scaled.var) if number is not None and number_of(number) == scale else None
 
 
@@ -314,38 +308,33 @@ def _written(
         return bindings
     dtype, epsilon = kind
     weights = tuple(one.shape for one in group)
-    statistics = [relax.TensorType([2, one.shape.filters], "float32") for one in group]
-    operands = [one.weight for one in group], [g for one in group if (g := one.gain) is not None]
-
-    def call(direction: str, args: list[Any], types: list[Any]) -> tuple[relax.Var, Any]:
-        symbol = symbols.of(StandardizedCall("", direction, dtype, weights, epsilon))
-        value = normal(relax.call_dps_packed(symbol, args, types))
-        var = relax.DataflowVar(f"standardized_{len(names)}", value.ty)
-        names[str(var.name)] = symbol
-        return var, relax.VarBinding(var, value)
-
-    def field(var: relax.Var, index: int, to: relax.Var | None = None) -> Any:
-        item = normal(relax.TupleGetItem(var, index))
-        return relax.VarBinding(relax.DataflowVar("field", item.ty) if to is None else to, item)
-
+    told = [
+        relax.DataflowVar("field", relax.TensorType([2, one.shape.filters], "float32"))
+        for one in group
+    ]
     made = [one.made for one in group]
-    forward, first = call(
-        "forward", [*operands[0], *operands[1]], [m.ty for m in made] + statistics
-    )
-    fields = [field(forward, i, m) for i, m in enumerate(made)]
-    told = [field(forward, len(made) + i) for i in range(len(made))]
+    operands = [
+        *(one.weight for one in group),
+        *(g for one in group if (g := one.gain) is not None),
+    ]
+
+    def call(direction: str, args: list[Any], results: list[relax.Var]) -> list[relax.Binding]:
+        symbol = symbols.of(StandardizedCall("", direction, dtype, weights, epsilon))
+        name = f"standardized_{len(names)}"
+        names[name] = symbol
+        return written(symbol, args, results, name)
+
     results = [
         *(one.dweight for one in group),
         *(d for one in group if (d := one.dgain) is not None),
     ]
-    args = [*(one.dmade for one in group), *operands[0], *operands[1], *(b.var for b in told)]
-    backward, second = call("backward", args, [r.ty for r in results])
+    out = call("forward", operands, [*made, *told])
+    second = call("backward", [*(one.dmade for one in group), *operands, *told], results)
     last = max((one.dmade for one in group), key=lambda v: view.index.get(v, -1))
     gone = {*made, *results}
-    out = [first, *fields, *told]
     for binding in bindings:
         if binding.var not in gone:
             out.append(binding)
         if binding.var.same_as(last):
-            out += [second, *(field(backward, i, r) for i, r in enumerate(results))]
+            out += second
     return out

@@ -104,6 +104,15 @@ class Graph:
 
     # ---- what uses -------------------------------------------------------------------------------
 
+    def made_of(self, variables: Iterable[relax.Var]) -> set[relax.Var]:
+        """The variables that are made of some of these, also by way of others."""
+        found, rest = set[relax.Var](), list(variables)
+        while rest:
+            new = {binding.var for binding in self.users_of(rest.pop())} - found
+            found |= new
+            rest += new
+        return found
+
     def users_of(self, *variables: relax.Var) -> list[Any]:
         """The bindings that use some of these variables, each once, in program order."""
         uses = (use for var in variables for use in self.uses.get(var, ()))

@@ -13,7 +13,7 @@ from ..dtypes import HALVES
 from ..graph.def_use import Graph
 from ..graph.match import Constant, OneOf, call, match
 from ..graph.walk import variables_of
-from ..ir import op_name
+from ..ir import beside, op_name
 from ..layout_rules.in_layout import sizes_of
 from ..ops.activations import ACTIVATIONS
 from ..ops.train_norm import LONGEST_ROW, dtype_of
@@ -222,7 +222,7 @@ class Norms(Graph):
             if len(users) != 1:
                 return
             for name in ("multiply", "add"):
-                vector = self._vector(_other(self.call(users[0], f"relax.{name}"), norm.y), norm)
+                vector = self._vector(beside(self.call(users[0], f"relax.{name}"), norm.y), norm)
                 if vector is not None:
                     norm.affine.append((name, vector))
                     norm.y = users[0]
@@ -309,7 +309,7 @@ class Norms(Graph):
         """Takes a residual and an activation along."""
         users = self.only_users(norm.y) or []
         total = users[0] if len(users) == 1 else norm.y
-        other = _other(self.call(total, "relax.add"), norm.y)
+        other = beside(self.call(total, "relax.add"), norm.y)
         # What is added may be made of anything but the operator's other results.
         alone = self._ends(*(var for index, var in norm.fields.items() if index))
         free = isinstance(other, relax.Var) and total not in taken and not norm.by_row
@@ -405,12 +405,6 @@ def _row_axis(rest: list[int], x: Expr) -> int | None:
 def _column(norm: Norm) -> list[Any]:
     shape = sizes_of(norm.x.ty) or []
     return [n if i == norm.axis else 1 for i, n in enumerate(shape)]
-
-
-def _other(call: relax.Call | None, var: relax.Var) -> Expr:
-    """The operand beside `var` of a call with two; None where there is none."""
-    others = [a for a in call.args if not a.same_as(var)] if call is not None else []
-    return others[0] if len(others) == 1 else None
 
 
 def _same_type(a: Expr, b: Expr) -> bool:

@@ -41,6 +41,16 @@ def test_what_a_result_is_made_of(graph: Graph) -> None:
     assert {str(v.name) for v in stopped} == {"e", "d"}
 
 
+def test_what_is_made_of_a_variable(graph: Graph) -> None:
+    """Each variable is made of what it is needed for, and of nothing else."""
+    every = [*graph.params, *graph.index]
+    for one in every:
+        made = {v for v in every if one in graph.needed_for([v]) and v is not one}
+        assert graph.made_of([one]) == made, one
+    a, p = var(graph, "a"), var(graph, "p")
+    assert graph.made_of([a, p]) == graph.made_of([a]) | graph.made_of([p])
+
+
 def test_users_are_bindings_each_once_and_uses_are_counted(graph: Graph) -> None:
     a, p = var(graph, "a"), var(graph, "p")
     assert [str(b.var.name) for b in graph.users_of(a)] == ["b", "d"]
