@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from relay_wgrad.dtypes import MIXED
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ..decision import YES, Decision, no
+from ..fused import MASKS
+
+STORED: dict[ConvKind, tuple[str, ...]] = {
+    ConvKind.FPROP: (
+        "bias_relu", "bias_relu6", "bias_silu", "residual_relu", "bias", "residual", "relu",
+        "relu6", "silu", "",
+    ),
+    ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", *MASKS, ""),
+    ConvKind.WGRAD: ("",),
+}  # fmt: skip
+"""Kind -> epilogues, big to small, of kernels that store their results by code of ours."""
 
 
 def known_channels(problem: ConvProblem) -> Decision:
@@ -29,6 +42,20 @@ def not_empty(problem: ConvProblem) -> Decision:
         if any(isinstance(size, int) and size < 1 for size in problem.canonical_shape(role)):
             return no(f"{role} is empty: {list(problem.shape(role))}")
     return YES
+
+
+def one_of_layouts(
+    problem: ConvProblem, layouts: Sequence[tuple[str, str, str]], there_is: str
+) -> Decision:
+    """Yes for one of some triples (data, weight, grad).
+
+    there_is : what the reason says before the layouts that there are.
+    """
+    found = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
+    if found in layouts:
+        return YES
+    known = " or ".join("/".join(triple) for triple in layouts)
+    return no(f"layouts {'/'.join(found)}: {there_is} {known}")
 
 
 def one_dtype(problem: ConvProblem, there_is: str) -> Decision:

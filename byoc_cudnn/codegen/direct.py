@@ -20,6 +20,7 @@ from ..building.toolchain import Toolchain, ToolchainError, find
 from ..decision import Decision
 from .entry import report_exports
 from .kernel_names import Words, name_of, words_of
+from .linked import DECLARED
 from .templates import of_room, shared
 
 _HEAD = """\
@@ -157,7 +158,6 @@ class Family:
                 f"  return call(kRows[{index}], args, count);\n}}"
             )
         kernels = sorted({self.kernel_of(call) for call in calls})
-        hidden = '__attribute__((visibility("hidden")))'
         table = "\n".join(rows)
         return "\n".join([
             _HEAD.format(what=self.what),
@@ -166,7 +166,7 @@ class Family:
             self.template(f"{self.room}_host.h"),
             "// ---- the calls of this module " + "-" * 69,
             "",
-            *(f'extern "C" {hidden} {self.kernel_type} {name};' for name in kernels),
+            *(f"{DECLARED} {self.kernel_type} {name};" for name in kernels),
             "",
             f"namespace {{\n\nconst {self.row} kRows[] = {{\n{table}\n}};\n\n}}  // namespace\n",
             'extern "C" {\n',

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import ConvProblem
 
 from ...decision import YES, Decision, no
-from ...fused import MASKS
-from ..rules import known_channels, not_empty, one_dtype
+from ..options import Archs, all_archs, check_types, checked_arch
+from ..rules import STORED, known_channels, not_empty, one_dtype, one_of_layouts
 from .families import FAMILIES
 from .family import of_planes
 
@@ -24,15 +24,8 @@ LAYOUTS = (
 
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 
-EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
-    ConvKind.FPROP: (
-        "bias_relu", "bias_relu6", "bias_silu", "residual_relu", "bias", "residual", "relu",
-        "relu6", "silu", "",
-    ),
-    ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", *MASKS, ""),
-    ConvKind.WGRAD: ("",),
-}  # fmt: skip
-"""Kind -> its epilogues, big to small: each kernel's store computes them in float32."""
+EPILOGUES = STORED
+"""Each kernel's store computes them in float32."""
 
 
 @dataclass(frozen=True)
@@ -46,32 +39,19 @@ class Options:
     faster : whether it takes only what an H200's times say is faster than by cuDNN.
     """
 
-    arch: int | tuple[int, ...] = 80
+    arch: Archs = 80
     deterministic: bool = False
     kernel: str | None = None
     faster: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("deterministic", "faster"):
-            if type(value := getattr(self, name)) is not bool:
-                raise TypeError(f"{NAME}: {name} must be bool, got {value!r}")
-        if self.kernel is not None and type(self.kernel) is not str:
-            raise TypeError(f"{NAME}: kernel must be str, got {self.kernel!r}")
-        several = isinstance(self.arch, (tuple, list))  # a list, in what was JSON
-        archs = tuple(self.arch) if isinstance(self.arch, (tuple, list)) else (self.arch,)
-        if not all(type(arch) is int for arch in archs):
-            raise TypeError(f"{NAME}: arch must be int, or a tuple of them, got {self.arch!r}")
-        if not archs or not set(archs) <= set(ARCHS):
-            known = ", ".join(map(str, ARCHS))
-            raise ValueError(f"{NAME}: arch must be one of {known}, got {self.arch}")
-        if several:
-            archs = tuple(sorted(set(archs)))
-            object.__setattr__(self, "arch", archs if len(archs) > 1 else archs[0])
+        object.__setattr__(self, "arch", checked_arch(NAME, self.arch, ARCHS))
+        check_types(NAME, self, {"kernel": str, "arch": None})
 
     @property
     def archs(self) -> tuple[int, ...]:
         """All that are asked for, the oldest first."""
-        return (self.arch,) if isinstance(self.arch, int) else self.arch
+        return all_archs(self.arch)
 
 
 def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
@@ -104,11 +84,7 @@ def check(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
 
 
 def _layouts(problem: ConvProblem) -> Decision:
-    found = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
-    if found in LAYOUTS:
-        return YES
-    known = " or ".join("/".join(triple) for triple in LAYOUTS)
-    return no(f"layouts {'/'.join(found)}: there is {known}")
+    return one_of_layouts(problem, LAYOUTS, "there is")
 
 
 def _dtypes(problem: ConvProblem) -> Decision:

@@ -261,17 +261,13 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     busy = all_steps * each + copies
     alone = _ALONE[kind] * (steps * each + copies / z.warps)
     rounds = ceil_div(tiles, launch_time.MULTIPROCESSORS * fit)
-    whole = rounds * (_norm(_TOGETHER, fit * busy, alone) + _TILE[kind]) + _BEGIN[kind]
+    whole = rounds * (launch_time.norm(_TOGETHER, fit * busy, alone) + _TILE[kind]) + _BEGIN[kind]
     memory = (p.bytes + tiles * z.tile * _AGAIN[kind]) / launch_time.BANDWIDTH
-    both = _norm(_POWER[kind], whole / launch_time.CLOCK, memory)
+    both = launch_time.norm(_POWER[kind], whole / launch_time.CLOCK, memory)
     if kind is ConvKind.WGRAD:
         parts = min(tiles, _PARTS * fit // 2) * z.phases
         both += parts * p.k * p.c * math.prod(p.taps) * 4 / _PARTS_BANDWIDTH
     return tensor_cores.us(p, both)
-
-
-def _norm(power: float, *values: float) -> float:
-    return float(sum(value**power for value in values) ** (1 / power))
 
 
 FAMILY = Family(

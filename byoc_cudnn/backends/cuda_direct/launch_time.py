@@ -52,7 +52,7 @@ class Work:
         """Microseconds: instructions and memory, which hide each other in part."""
         memory = self.bytes / _WIDE * (1 + _NARROW / self.access)
         asked = self.blocks * self.warps * self.steps * self.requests / MULTIPROCESSORS
-        busy = _norm(3.06, self._cycles() / CLOCK, memory, _REQUEST * asked / CLOCK)
+        busy = norm(3.06, self._cycles() / CLOCK, memory, _REQUEST * asked / CLOCK)
         return LAUNCH + SECOND * self.second + busy
 
     def _cycles(self) -> float:
@@ -63,9 +63,10 @@ class Work:
     def _round(self, blocks: int) -> float:
         """Of so many blocks side by side on a multiprocessor, which has four schedulers."""
         together = _ISSUE * blocks * self.warps / 4 * self.issued
-        step = _norm(2.0, together, _ALONE * self.issued, _LATENCY * self.waits)
+        step = norm(2.0, together, _ALONE * self.issued, _LATENCY * self.waits)
         return self.steps * step + self.begin
 
 
-def _norm(power: float, *values: float) -> float:
+def norm(power: float, *values: float) -> float:
+    """Between the largest of some times and their sum: how far they go on side by side."""
     return float(sum(value**power for value in values) ** (1 / power))

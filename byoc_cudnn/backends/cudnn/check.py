@@ -6,14 +6,15 @@ Static rules only, so that a module can be partitioned on a machine without a GP
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from relay_wgrad.dtypes import HALVES, MIXED
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
 from ...fused import MASKS
-from ..rules import known_channels
+from ..options import check_types
+from ..rules import known_channels, one_of_layouts
 
 NAME = "cudnn"
 CODEGEN = "relay_wgrad_cudnn"
@@ -69,13 +70,7 @@ class Options:
     scaled_half: bool = field(default_factory=_scaled_half)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name == "workspace_limit" and value is None:
-                continue
-            wanted = int if each.name == "workspace_limit" else bool
-            if type(value) is not wanted:
-                raise TypeError(f"cudnn: {each.name} must be {wanted.__name__}, got {value!r}")
+        check_types(NAME, self, {"workspace_limit": int})
         if self.workspace_limit is not None and not 0 <= self.workspace_limit < 2**63:
             raise ValueError(
                 f"cudnn: workspace_limit must be at least 0 and less than 2**63,"
@@ -143,12 +138,7 @@ def _epilogue(problem: ConvProblem, epilogue: str) -> Decision:
 
 
 def _layouts(problem: ConvProblem) -> Decision:
-    found = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
-    layouts = LAYOUTS if problem.rank == 2 else VOLUME_LAYOUTS
-    if found in layouts:
-        return YES
-    known = " and ".join("/".join(triple) for triple in layouts)
-    return no(f"layouts {'/'.join(found)}: cuDNN has {known}")
+    return one_of_layouts(problem, LAYOUTS if problem.rank == 2 else VOLUME_LAYOUTS, "cuDNN has")
 
 
 def _dtypes(problem: ConvProblem) -> Decision:

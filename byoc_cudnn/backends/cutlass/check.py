@@ -7,13 +7,14 @@ iterators, in CUTLASS 4's headers (the 2.x API: `cutlass/conv/device/implicit_ge
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
-from ...fused import MASKS, STEPS
-from ..rules import known_channels, not_empty, one_dtype, two_dimensions
+from ...fused import STEPS
+from ..options import Archs, all_archs, check_types, checked_arch
+from ..rules import STORED, known_channels, not_empty, one_dtype, one_of_layouts, two_dimensions
 from .hopper import hopper_algorithm
 
 NAME = "cutlass"
@@ -29,17 +30,10 @@ MAX_SLICES = 256
 MOST_GROUPS, LEAST_CHANNELS = 32, 8
 """Of a convolution with groups: its kernels are launched one after another."""
 
-_TYPES = {"split_k": int, "kernel": str}  # of options; the others but `arch` are bool
+_TYPES = {"split_k": int, "kernel": str, "arch": None}  # of options; the others are bool
 
-EPILOGUES: dict[ConvKind, tuple[str, ...]] = {
-    ConvKind.FPROP: (
-        "bias_relu", "bias_relu6", "bias_silu", "residual_relu", "bias", "residual", "relu",
-        "relu6", "silu", "",
-    ),
-    ConvKind.DGRAD: ("bias_relu", "residual_relu", "bias", "residual", "relu", *MASKS, ""),
-    ConvKind.WGRAD: ("",),
-}  # fmt: skip
-"""Kind -> its epilogues, big to small: an output functor of our own computes them in float32."""
+EPILOGUES = STORED
+"""An output functor of our own computes them in float32."""
 
 EPILOGUE_STEPS = tuple(
     name for name in STEPS if any(name in e.split("_") for es in EPILOGUES.values() for e in es)
@@ -67,37 +61,22 @@ class Options:
     allow_tf32: bool = True
     deterministic: bool = False
     split_k: int | None = None
-    arch: int | tuple[int, ...] = 80
+    arch: Archs = 80
     wgmma: bool = False
     kernel: str | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "arch" or (field.name in ("split_k", "kernel") and value is None):
-                continue
-            wanted = _TYPES.get(field.name, bool)
-            if type(value) is not wanted:
-                raise TypeError(f"cutlass: {field.name} must be {wanted.__name__}, got {value!r}")
+        object.__setattr__(self, "arch", checked_arch(NAME, self.arch, ARCHS))
+        check_types(NAME, self, _TYPES)
         if self.split_k is not None and not 1 <= self.split_k <= MAX_SLICES:
             raise ValueError(f"cutlass: split_k must be from 1 to {MAX_SLICES}, got {self.split_k}")
-        several = isinstance(self.arch, (tuple, list))  # a list, in what was JSON
-        archs = tuple(self.arch) if isinstance(self.arch, (tuple, list)) else (self.arch,)
-        if not all(type(arch) is int for arch in archs):
-            raise TypeError(f"cutlass: arch must be int, or a tuple of them, got {self.arch!r}")
-        if not archs or not set(archs) <= set(ARCHS):
-            known = ", ".join(map(str, ARCHS))
-            raise ValueError(f"cutlass: arch must be one of {known}, got {self.arch}")
-        if several:
-            archs = tuple(sorted(set(archs)))
-            object.__setattr__(self, "arch", archs if len(archs) > 1 else archs[0])
-        if self.wgmma and 90 not in archs:
+        if self.wgmma and 90 not in self.archs:
             raise ValueError(f"cutlass: wgmma needs arch=90, got arch={self.arch}")
 
     @property
     def archs(self) -> tuple[int, ...]:
         """All that are asked for, the oldest first."""
-        return (self.arch,) if isinstance(self.arch, int) else self.arch
+        return all_archs(self.arch)
 
 
 def bound(options: Options) -> Callable[[ConvProblem, str], Decision]:
@@ -125,10 +104,7 @@ def check(problem: ConvProblem, epilogue: str, options: Options | None = None) -
 
 
 def _layouts(problem: ConvProblem) -> Decision:
-    found = (problem.data_layout, problem.kernel_layout, problem.grad_layout)
-    if found in LAYOUTS:
-        return YES
-    return no(f"layouts {'/'.join(found)}: CUTLASS has NHWC/OHWI/NHWC")
+    return one_of_layouts(problem, LAYOUTS, "CUTLASS has")
 
 
 def _dtypes(problem: ConvProblem) -> Decision:
