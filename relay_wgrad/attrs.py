@@ -128,7 +128,7 @@ def dtype_name(op: str, value: Any) -> str | None:
 
 
 # The new ops' attributes in the order in which constructors take them, with their readers.
-_READERS: dict[str, Any] = {
+READERS: dict[str, Any] = {
     "kernel_size": lambda op, v, rank: per_dimension(op, "kernel_size", v, rank),
     "strides": lambda op, v, rank: per_dimension(op, "strides", v, rank),
     "padding": ends,
@@ -152,7 +152,7 @@ def read_attrs(op: str, attrs: Mapping[str, Any], keys: Sequence[str]) -> ConvAt
     unknown = sorted(key for key in attrs if key not in keys)
     if missing or unknown:
         raise ValueError(f"{op}: attributes missing {missing}, unknown {unknown}")
-    return ConvAttrs(**{key: _READERS[key](op, attrs[key], rank_of(op)) for key in keys})
+    return ConvAttrs(**{key: READERS[key](op, attrs[key], rank_of(op)) for key in keys})
 
 
 def write_attrs(a: ConvAttrs, keys: Sequence[str]) -> dict[str, Any]:

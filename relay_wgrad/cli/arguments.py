@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..backend_names import STOCK
+from ..frontend.choices import BN, DROPOUT, RANDOM
 from ..problem import DTYPES, ConvProblem
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def add_graph(
     parser.add_argument("--output-name", metavar="NAME",
                         help="the result that the loss is of, where the model has several; of a"
                              " .pt2 file its number")  # fmt: skip
-    parser.add_argument("--bn", choices=("train", "eval", "frozen"), default="train",
+    parser.add_argument("--bn", choices=BN, default="train",
                         help="batch normalization: batch or running statistics, or running ones"
                              " where a layer's parameters are not trained")  # fmt: skip
     parser.add_argument("--train", dest="trainable", type=patterns, metavar="NAMES",
@@ -213,11 +214,11 @@ def add_graph(
     parser.add_argument("--checkpoint", type=checkpoint, default=None, metavar="{none,auto,A,B,…}",
                         help="recompute intermediate results instead of keeping them: between"
                              " automatically chosen tensors, or the named ones")  # fmt: skip
-    parser.add_argument("--dropout", choices=("mask", "off"), default=None,
+    parser.add_argument("--dropout", choices=DROPOUT, default=None,
                         help="mask: seeded random masks; off: the identity; by default masks where"
                              " the model was exported for training, and none with"
                              " --bn eval")  # fmt: skip
-    parser.add_argument("--random", choices=("input", "off"), default="input",
+    parser.add_argument("--random", choices=RANDOM, default="input",
                         help="other random ops (stochastic depth, noise) are drawn for each step,"
                              " or off: their mean")  # fmt: skip
     parser.add_argument("--seed", type=seed, default=0,

@@ -31,8 +31,8 @@ from ..training.options import HOPPER
 from ..training.step import ADJOINT
 from ..training.trainer import Trainer
 from . import arguments
+from .parsers.inspect import FORMATS
 
-FORMATS = {".html": "html", ".htm": "html", ".json": "json", ".md": "markdown"}
 ROUNDS = 3  # evaluations, of which each kernel's shortest time counts
 
 

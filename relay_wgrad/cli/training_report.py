@@ -16,6 +16,7 @@ from ..problem import ConvProblem
 from ..training.step import ADJOINT
 from ..training.trainer import Trainer
 from ..transform import count_reasons, layout_changes
+from ..transform.layout.report import REASONS
 from . import arguments
 
 _PARTS = 10  # of the course of the loss, where each step has another batch
@@ -159,7 +160,7 @@ def _speed(problem: ConvProblem, seconds: float) -> list[str]:
     return [milliseconds(seconds), f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"]
 
 
-# Where a change of layout is -> how it is said; `relay_wgrad.transform.REASONS` says more.
+# Where a change of layout is -> how it is said; `REASONS` says more.
 _PLACES = {
     "input": "of inputs on their way in",
     "parameter": "of weights on their way in",
@@ -177,7 +178,8 @@ def _layouts(trainer: Trainer) -> str:
     counts = count_reasons(layout_changes(trainer.module[ADJOINT]))
     if not counts:
         return "no layout changes in the step"
-    parts = [f"{counts[reason]} {text}" for reason, text in _PLACES.items() if counts[reason]]
+    said = [(reason, _PLACES[reason]) for reason in REASONS]
+    parts = [f"{counts[reason]} {text}" for reason, text in said if counts[reason]]
     none = "" if counts["between"] else "; none between operators"
     return f"{sum(counts.values())} layout changes in the step: {', '.join(parts)}{none}"
 

@@ -49,19 +49,6 @@ def shape_of(expr: Any) -> tuple[Any, ...]:
     return tuple(as_size(d) for d in expr.ty.shape.values)
 
 
-def check_choices(
-    given: Mapping[str, Any], known: Mapping[str, Sequence[Any]], checkpoint: Any, names: str
-) -> None:
-    """Raises ValueError for an option of a front end that has another value, or a checkpoint that
-    is a word beside "auto"; `names` says what else it may list."""
-    for key, value in given.items():
-        if value not in known[key]:
-            words = " or ".join(filter(None, known[key]))
-            raise ValueError(f"{key}={value!r}: expected {words}")
-    if isinstance(checkpoint, str) and checkpoint != "auto":
-        raise ValueError(f"checkpoint={checkpoint!r}: expected 'auto' or a list of {names}")
-
-
 @dataclass
 class Options:
     """The choices of `from_onnx` that builders look at."""

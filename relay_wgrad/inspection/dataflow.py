@@ -12,6 +12,7 @@ from tvm.ir import Op
 from ..graph.walk import bindings_of, result_of
 from ..ops import FAMILY
 from ..relation import as_size
+from ..transform.layout.report import CHANGES
 
 KINDS: dict[str, str] = {
     "convolution": "conv2d, conv2d_transpose, conv2d_backward_weight, conv2d_backward_data",
@@ -23,7 +24,6 @@ KINDS: dict[str, str] = {
 }
 """Kind of a box -> what is in it."""
 
-_CHANGES = ("relax.permute_dims", "relax.layout_transform")
 _RESHAPES = {
     f"relax.{name}"
     for name in (
@@ -145,7 +145,7 @@ def _described(value: Any) -> tuple[str, str, str]:
     short = name.removeprefix("relax.").removeprefix("nn.").removeprefix("grad.")
     if name in FAMILY:
         return "convolution", short + _sizes(attrs), _conv_layouts(attrs)
-    if name in _CHANGES:
+    if name in CHANGES:
         axes = getattr(attrs, "axes", None)
         return "layout change", short, f"axes {' '.join(map(str, axes))}" if axes else ""
     if name in _CALLS:

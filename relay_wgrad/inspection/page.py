@@ -8,20 +8,21 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-_KINDS = ("convolution", "layout change", "reshape", "parameter", "result", "other")
+from .dataflow import KINDS
 
 
 def page(data: dict[str, Any]) -> str:
     """The page.  Names from the model are text in it, never markup or code."""
+    kinds = list(KINDS)
     small = {
         **data,
         # Thousands of boxes: by place instead of by name.
         "nodes": [
-            [n["name"], _KINDS.index(n["kind"]), n["label"], n["bytes"], n["layer"],
+            [n["name"], kinds.index(n["kind"]), n["label"], n["bytes"], n["layer"],
              int(n["backward"])]
             for n in data["nodes"]
         ],
-        "kinds": _KINDS,
+        "kinds": kinds,
     }  # fmt: skip
     # Within a script only `</` and `<!--` could end or bend it.
     text = json.dumps(small, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

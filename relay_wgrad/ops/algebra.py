@@ -28,7 +28,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from ..attrs import ConvAttrs, write_attrs
+from ..attrs import READERS, ConvAttrs, write_attrs
 from ..layouts import is_permutation, to_layout
 from ..problem import ROLES, ConvKind
 from ..ranks import OWN
@@ -44,10 +44,8 @@ WGRADS, DGRADS = (
 )
 WGRAD_NAME, DGRAD_NAME = WGRADS[2], DGRADS[2]
 
-_SHARED = ("strides", "padding", "dilation", "groups", "grad_layout", "data_layout",
-           "kernel_layout", "out_dtype")  # fmt: skip
-WGRAD_KEYS = ("kernel_size", *_SHARED)
-DGRAD_KEYS = _SHARED
+WGRAD_KEYS = tuple(READERS)
+DGRAD_KEYS = tuple(key for key in READERS if key != "kernel_size")  # which the weight has
 
 
 def get_op(name: str) -> Op:

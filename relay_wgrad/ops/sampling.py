@@ -20,7 +20,8 @@ from ..ir import const_like
 op = relax.op
 Emit = Callable[[Any], Any]
 BORDERS = ("zeros", "border", "reflection")
-"""What stands outside: zeros, the nearest pixel, or the image again and again, turned round."""
+"""What stands outside, by ATen's numbers: zeros, the nearest pixel, or the image again and again,
+turned round."""
 
 
 def sample(

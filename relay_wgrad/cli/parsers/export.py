@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...frontend.choices import WEIGHTS
 from .. import arguments
 
 EPILOG = """\
@@ -34,7 +35,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=arguments.Help,
     )
     arguments.add_graph(parser)
-    parser.add_argument("--weights", choices=("seeded", "initial", "auto"), default="auto",
+    parser.add_argument("--weights", choices=WEIGHTS, default="auto",
                         help="initial: the file's; seeded: random ones; auto: the file's if it has"
                              " any")  # fmt: skip
     parser.add_argument("--learning-rate", type=arguments.rate, metavar="RATE",

@@ -6,6 +6,8 @@ from typing import Any
 
 from .. import arguments
 
+FORMATS = {".html": "html", ".htm": "html", ".json": "json", ".md": "markdown"}
+
 EPILOG = """\
 The HTML report is one file that needs no network: the training graph as a picture to zoom into,
 every convolution with its problem, layout, backend and reason, layout changes, memory over time.
@@ -36,7 +38,7 @@ def add_parser(commands: Any) -> None:
     arguments.add_graph(parser)
     parser.add_argument("--report", metavar="FILE",
                         help="write to FILE; standard output if not given")  # fmt: skip
-    parser.add_argument("--format", choices=("html", "json", "markdown"), default=None,
+    parser.add_argument("--format", choices=tuple(dict.fromkeys(FORMATS.values())), default=None,
                         help="by default what FILE ends in, .html, .json or .md; markdown"
                              " on standard output")  # fmt: skip
     parser.add_argument("--backends", type=arguments.backends, default=("cudnn",),

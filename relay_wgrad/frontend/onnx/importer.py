@@ -15,7 +15,8 @@ from onnx import helper
 from tvm import relax
 
 from ...dtypes import FLOATS
-from ..context import Context, Options, Value, check_choices
+from ..choices import OF_ONNX, check_choices
+from ..context import Context, Options, Value
 from ..graph import InputSpec, TrainingGraph
 from ..loss import CrossEntropy, Loss, loss_of
 from ..loss_graph import add_loss
@@ -29,13 +30,6 @@ from .nodes import MOST_ELEMENTS, build, is_weight
 from .walk import before_softmax, joined, needed, output_name
 
 OLDEST_OPSET = 9
-_CHOICES = {
-    "dtype": ("float32", "float64"),
-    "bn": ("train", "eval", "frozen"),
-    "weights": ("seeded", "initial", "auto"),
-    "dropout": (None, "mask", "off"),
-    "random": ("input", "off"),
-}
 
 
 def from_onnx(
@@ -86,7 +80,7 @@ def from_onnx(
     another type.
     """
     given = {"dtype": dtype, "bn": bn, "weights": weights, "dropout": dropout, "random": random}
-    check_choices(given, _CHOICES, checkpoint, "node outputs")
+    check_choices(given, OF_ONNX, checkpoint, "node outputs")
     is_any = isinstance(batch, str) and batch == NAME
     if batch is not None and not is_any:
         if isinstance(batch, bool) or not hasattr(batch, "__index__"):

@@ -15,7 +15,8 @@ from ...argument_types import check_type
 from ...dtypes import HALVES
 from ...graph.walk import bindings_of
 from ...ir import op_name
-from ..context import Options, check_choices, shape_of
+from ..choices import OF_TORCH, check_choices
+from ..context import Options, shape_of
 from ..graph import InputSpec, TrainingGraph
 from ..loss import Loss, loss_of
 from ..loss_graph import add_loss
@@ -30,11 +31,6 @@ from .ops import OPS
 from .program import Exported, exported, pytorch
 from .reader import Reader
 
-_CHOICES = {
-    "bn": ("module", "train", "eval", "frozen"),
-    "dropout": (None, "mask", "off"),
-    "random": ("input", "off"),
-}
 _NO_BATCH = "its first input has no axis for the batch"
 
 
@@ -98,7 +94,7 @@ def from_torch(
     """
     check_type("from_torch: name", name, (str, type(None)), "text")
     given = {"bn": bn, "dropout": dropout, "random": random}
-    check_choices(given, _CHOICES, checkpoint, "names")
+    check_choices(given, OF_TORCH, checkpoint, "names")
     if batch not in (None, NAME):
         raise ValueError(f"batch={batch!r}: expected {NAME!r}, or None and an example of that size")
     wanted = loss_of(loss, "own", "none")

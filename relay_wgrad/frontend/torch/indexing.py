@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ...ops.sampling import BORDERS
 from ..context import Context, shape_of
 from ..grids import grid_sample
 from ..indexing import at, gathered, line, take_along
@@ -74,7 +75,7 @@ def _grid_sample(ctx: Context, call: Call) -> Any:
     mode, border = int(call.args[2]), int(call.args[3])
     return grid_sample(
         ctx, call.args[0], call.args[1], mode=("bilinear", "nearest", "bicubic")[mode],
-        border=("zeros", "border", "reflection")[border], corners=bool(call.args[4]),
+        border=BORDERS[border], corners=bool(call.args[4]),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax, topi
 
 from ...layouts import is_permutation, to_layout
-from ...ops.sampling import reflected, sample
+from ...ops.sampling import BORDERS, reflected, sample
 from ...relation import Checks
 from ...rules import out_size
 from ..types import Dim, TensorType, Type
@@ -205,7 +205,7 @@ def _sample_type(call: Call) -> Type:
         call.fail(f"layout {layout} is not one of data's {axes + 2} axes: {show(data)}")
     methods = ("nearest", "bilinear", "bicubic")
     choice(call, "method", methods if axes == 2 else methods[:2])
-    choice(call, "padding_mode", ("zeros", "border", "reflection"))
+    choice(call, "padding_mode", BORDERS)
     shape = grid.shape
     if len(shape) != axes + 2 or not (agree(shape[0], data.shape[0]) and agree(shape[1], axes)):
         call.fail(f"grid must be ({data.shape[0]}, {axes}, …), got {show(grid)}")

@@ -35,7 +35,6 @@ from .te import (
 )
 
 R = relax.op
-_WRITES = ("update", "add", "mul", "mean", "min", "max")
 
 
 def _gather_type(call: Call) -> Type:
@@ -112,7 +111,7 @@ def _scatter_elements_type(call: Call) -> Type:
     data, indices, updates = (call.tensor(i) for i in range(3))
     integer_indices(call, 1)
     call.same_dtype(0, 2)
-    choice(call, "reduction", _WRITES)
+    choice(call, "reduction", tuple(dynamic_indexing.REDUCE))
     axis = call.axis(call.attrs["axis"], len(data.shape))
     same(call, indices.shape, updates.shape, "indices and updates must have one shape")
     fits = len(indices.shape) == len(data.shape) and all(

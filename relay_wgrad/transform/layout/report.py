@@ -33,8 +33,8 @@ REASONS: dict[str, str] = {
     "fixed": "before or after an op that has no layout rule",
     "between": "between two ops that could share a layout: left over",
 }
-_CHANGES = ("relax.permute_dims", "relax.layout_transform")
-_RULED = {*CONVS, *table.FOLLOW, *_CHANGES}
+CHANGES = ("relax.permute_dims", "relax.layout_transform")
+_RULED = {*CONVS, *table.FOLLOW, *CHANGES}
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def layout_changes(
         if not isinstance(given, relax.Function):
             raise TypeError(f"layout_changes: needs a Relax function, got {kind_of(given)}")
     before = bindings_of(original) if original is not None else []
-    own = {b.var.name for b in before if op_name(b.value) in _CHANGES}
+    own = {b.var.name for b in before if op_name(b.value) in CHANGES}
     program = _Program(func)
-    return [program.change(b, own) for b in program.bindings if op_name(b.value) in _CHANGES]
+    return [program.change(b, own) for b in program.bindings if op_name(b.value) in CHANGES]
 
 
 def count_reasons(changes: Iterable[LayoutChange]) -> Counter[str]:
