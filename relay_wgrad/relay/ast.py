@@ -373,6 +373,11 @@ def _global_name(name: str | GlobalVar) -> str:
     return name
 
 
+def operator_of(node: Any) -> str:
+    """The name of the operator that a node calls; "" if it calls none."""
+    return node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else ""
+
+
 def children(node: Expr) -> tuple[Expr, ...]:
     """What a node is computed from, in the order of its text; a Let's and a Function's Vars too."""
     if isinstance(node, Call):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 from .ast import Call, Expr, Op, post_order
 from .infer import span_text
 from .layout_rules.named import Layout
-from .records import lookup
+from .records import attributes_of
 from .types import TensorType
 
 
@@ -46,13 +45,8 @@ def _axes_product(node: Call, index: int, layout: str, letters: str) -> int:
     return prod(size for (axis, _), size in sizes if axis in letters)
 
 
-def _attributes(node: Call) -> Any:
-    assert isinstance(node.op, Op)
-    return lookup(node.op.name).read(node.attrs)
-
-
 def _convolution(node: Call) -> int:
-    a = _attributes(node)
+    a = attributes_of(node)
     window = _axes_product(node, 1, a["kernel_layout"], "HW")
     channels = _axes_product(node, 0, a["data_layout"], "C") // a["groups"]
     return prod(_shape(node, node)) * window * channels
@@ -60,7 +54,7 @@ def _convolution(node: Call) -> int:
 
 def _weight_gradient(node: Call) -> int:
     """Those of its convolution; the fields name the layouts of gradient and data."""
-    a = _attributes(node)
+    a = attributes_of(node)
     channels = _axes_product(node, 1, a["kernel_layout"], "C") // a["groups"]
     return prod(_shape(node.args[0], node)) * prod(a["kernel_size"]) * channels
 
@@ -70,7 +64,7 @@ def _dense(node: Call) -> int:
 
 
 def _batch_matmul(node: Call) -> int:
-    inner = 1 if _attributes(node)["transpose_a"] else 2
+    inner = 1 if attributes_of(node)["transpose_a"] else 2
     return prod(_shape(node, node)) * _shape(node.args[0], node)[inner]
 
 

@@ -27,6 +27,7 @@ from ..ast import (
     TupleGetItem,
     Var,
     as_node,
+    operator_of,
 )
 from ..equal import structural_equal
 from ..infer import infer_types
@@ -126,7 +127,7 @@ class Matcher:
         if pattern not in self._candidates:
             self._candidates[pattern] = operators(pattern)
         names = self._candidates[pattern]
-        if names is not None and _operator(node) not in names:
+        if names is not None and operator_of(node) not in names:
             return None
         self._bound, self._marks, self._trail = {}, set(), []
         left: Left = (_Match(pattern, node), None)
@@ -345,10 +346,6 @@ def _pairs(patterns: tuple[DFPattern, ...], nodes: tuple[Any, ...]) -> Goals:
     return tuple(_Match(p, n) for p, n in zip(patterns, nodes, strict=True))
 
 
-def _operator(node: Expr) -> str | None:
-    return node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else None
-
-
 def _operator_name(pattern: DFPattern) -> str | None:
     """The operator that a pattern of a call names."""
     if not isinstance(pattern, CallPattern) or not isinstance(pattern.op, ExprPattern):
@@ -358,10 +355,10 @@ def _operator_name(pattern: DFPattern) -> str | None:
 
 def _associated(p: CallPattern, node: Call) -> Iterator[CallPattern]:
     """(a * b) / c for a call that is (a / c) * b, and (a / c) * b for one that is (a * b) / c."""
-    wanted, got = _operator_name(p), _operator(node)
+    wanted, got = _operator_name(p), operator_of(node)
     if {wanted, got} != {"multiply", "divide"} or len(p.args or ()) != 2:
         return
-    if not any(_operator(arg) == wanted for arg in node.args):
+    if not any(operator_of(arg) == wanted for arg in node.args):
         return
     assert p.args is not None
     for index in range(2 if wanted == "multiply" else 1):

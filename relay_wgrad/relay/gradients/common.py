@@ -46,12 +46,6 @@ def total(x: Expr, axes: Sequence[int], keepdims: bool = False) -> Call:
     return call("sum", x, axis=axes, keepdims=keepdims)
 
 
-def attributes(orig: Call) -> dict[str, Any]:
-    """All attributes of a call, defaults filled in."""
-    assert isinstance(orig.op, Op)
-    return lookup(orig.op.name).read(orig.attrs)
-
-
 def type_of(x: Expr) -> TensorType:
     """The type of a tensor that has been inferred."""
     assert isinstance(x.checked_type, TensorType), x

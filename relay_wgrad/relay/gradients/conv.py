@@ -21,13 +21,13 @@ from typing import Any
 from ...layouts import swap_io
 from ...problem import transposed_size
 from ..ast import Call, Expr, Op
-from ..records import REGISTRY, lookup, show
+from ..records import REGISTRY, attributes_of, lookup, show
 from ..records.blocked_layouts import primal_axes
 from ..records.conv import in_groups, multiplier
 from ..records.table import Call as Site
 from ..records.windows import ends, per_axis, rank_of
 from . import one_dimension
-from .common import Rule, attributes, call, refuse, reshape, transpose, type_of
+from .common import Rule, call, refuse, reshape, transpose, type_of
 
 _SAME = ("strides", "padding", "dilation", "groups")
 
@@ -39,7 +39,7 @@ def _name(orig: Call) -> str:
 
 def _site(orig: Call) -> Site:
     types = tuple(type_of(arg) for arg in orig.args)
-    return Site(_name(orig), ("data", "weight"), types, attributes(orig))
+    return Site(_name(orig), ("data", "weight"), types, attributes_of(orig))
 
 
 def _shared_attributes(a: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _by_data(
     orig: Call, grad: Expr, weight: Expr, like: Expr, layouts: tuple[str, str, str]
 ) -> Expr:
     """transposed(grad, weight), as large as `like`; layouts: gradient's, weight's, result's."""
-    a, (grad_layout, weight_layout, out_layout) = attributes(orig), layouts
+    a, (grad_layout, weight_layout, out_layout) = attributes_of(orig), layouts
     site, rank = _site(orig), rank_of(_name(orig))
     pads = ends(site, rank)
     strides, dilation = per_axis(site, "strides", rank), per_axis(site, "dilation", rank)
@@ -118,7 +118,7 @@ def _forward(orig: Call, x: Expr, weight: Expr, like: Expr, layouts: tuple[str, 
     """conv(x, weight); layouts: x's, weight's, result's."""
     x_layout, weight_layout, out_layout = layouts
     channels = type_of(weight).shape[weight_layout.index("O")]
-    attrs = _shared_attributes(attributes(orig)) | {
+    attrs = _shared_attributes(attributes_of(orig)) | {
         "channels": channels if isinstance(channels, int) else None,
         "kernel_size": _window(orig, weight, weight_layout),
         "data_layout": x_layout,
@@ -131,7 +131,7 @@ def _forward(orig: Call, x: Expr, weight: Expr, like: Expr, layouts: tuple[str, 
 def _by_weight(orig: Call, grad: Expr, x: Expr, like: Expr, layouts: tuple[str, str, str]) -> Expr:
     """wgrad(grad, x); layouts: gradient's, x's, result's."""
     grad_layout, x_layout, out_layout = layouts
-    a, name = attributes(orig), f"nn.conv{rank_of(_name(orig))}d"
+    a, name = attributes_of(orig), f"nn.conv{rank_of(_name(orig))}d"
     attrs = _shared_attributes(a) | {
         "channels": a["channels"] if _name(orig) == name else None,
         "kernel_size": _window(orig, like, out_layout),
@@ -161,7 +161,7 @@ def _typed(made: Call) -> Call:
 
 def _of_groups(orig: Call, grad: Expr) -> list[Expr]:
     """Of a depthwise convolution whose weight is (C, M, kh, kw): by that of (C·M, 1, kh, kw)."""
-    (x, w), a = orig.args, attributes(orig)
+    (x, w), a = orig.args, attributes_of(orig)
     w_layout, layout = a["kernel_layout"], primal_axes(a["kernel_layout"])
     w = _in_layout(w, w_layout, layout)
     sizes = [size for size in type_of(w).shape if isinstance(size, int)]
@@ -177,7 +177,7 @@ def _of_groups(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _conv(orig: Call, grad: Expr) -> list[Expr]:
-    (x, w), a = orig.args, attributes(orig)
+    (x, w), a = orig.args, attributes_of(orig)
     if multiplier(_site(orig)) is not None:
         return _of_groups(orig, grad)
     x_layout, w_layout = a["data_layout"], a["kernel_layout"]
@@ -203,7 +203,7 @@ def _conv(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _conv_transpose(orig: Call, grad: Expr) -> list[Expr]:
-    (x, w), a = orig.args, attributes(orig)
+    (x, w), a = orig.args, attributes_of(orig)
     x_layout, w_layout = a["data_layout"], swap_io(a["kernel_layout"])
     y_layout = a["out_layout"] or x_layout
     return [
@@ -213,7 +213,7 @@ def _conv_transpose(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _conv_backward_weight(orig: Call, grad: Expr) -> list[Expr]:
-    (y, x), a = orig.args, attributes(orig)
+    (y, x), a = orig.args, attributes_of(orig)
     y_layout, x_layout, w_layout = a["data_layout"], a["kernel_layout"], a["out_layout"]
     return [
         _forward(orig, x, grad, y, (x_layout, w_layout, y_layout)),

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 
 from ..ast import Call, Expr
+from ..records import attributes_of
 from .common import (
     Rule,
-    attributes,
     broadcast_to_like,
     call,
     cast_like,
@@ -55,14 +55,14 @@ def _abs(x: Expr, y: Call, g: Expr) -> Expr:
 
 
 def _clip(x: Expr, y: Call, g: Expr) -> Expr:
-    low, high = (broadcast_to_like(scalar(attributes(y)[a], x), x) for a in ("a_min", "a_max"))
+    low, high = (broadcast_to_like(scalar(attributes_of(y)[a], x), x) for a in ("a_min", "a_max"))
     zeros = zeros_like(x)
     inner = where(less(high, x), zeros, ones_like(x) * g)
     return where(less(x, low), zeros, inner)
 
 
 def _leaky_relu(x: Expr, y: Call, g: Expr) -> Expr:
-    low = g * scalar(attributes(y)["alpha"], x)
+    low = g * scalar(attributes_of(y)["alpha"], x)
     return where(call("greater", x, zeros_like(x)), g, low)
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from ...layouts import permutation
 from ..ast import Call, Expr
+from ..records import attributes_of
 from ..records.nn import as_resize
 from ..records.table import Call as Site
-from .common import Rule, attributes, call, constant, refuse, reshape, sizes, transpose, type_of
+from .common import Rule, call, constant, refuse, reshape, sizes, transpose, type_of
 
 _AXES = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
@@ -20,7 +21,7 @@ def _resize(orig: Call, grad: Expr) -> list[Expr]:
 
     The resize of the unit vectors, as rows, is Mᵀ; compilers fold it.
     """
-    a, (data,) = attributes(orig), orig.args
+    a, (data,) = attributes_of(orig), orig.args
     if a["coordinate_transformation_mode"] == "tf_crop_and_resize":
         refuse(
             orig, "only without a region, got coordinate_transformation_mode='tf_crop_and_resize'"
@@ -53,7 +54,7 @@ def _resize(orig: Call, grad: Expr) -> list[Expr]:
 
 def _upsampling3d(orig: Call, grad: Expr) -> list[Expr]:
     (data,) = orig.args
-    site = Site("nn.upsampling3d", ("data",), (type_of(data),), attributes(orig))
+    site = Site("nn.upsampling3d", ("data",), (type_of(data),), attributes_of(orig))
     made = call("image.resize3d", data, **as_resize(site, type_of(orig)))
     return _resize(replace(made, checked_type=type_of(orig)), grad)
 

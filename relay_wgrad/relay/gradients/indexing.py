@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..ast import Call, Expr
+from ..records import attributes_of
 from .common import (
     Rule,
-    attributes,
     call,
     cast_like,
     constant,
@@ -22,7 +22,7 @@ from .common import (
 def _gather_nd(orig: Call, grad: Expr) -> list[Expr]:
     """Each part's gradient is added where it was read; what was read outside is the nearest."""
     data, indices = orig.args
-    batch = attributes(orig)["batch_dims"]
+    batch = attributes_of(orig)["batch_dims"]
     if batch:
         refuse(orig, f"only with batch_dims=0, got {batch}")
     ty, shape = type_of(indices), sizes(orig, data)

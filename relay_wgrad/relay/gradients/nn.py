@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..ast import Call, Expr
+from ..records import attributes_of
 from ..records.nn import resize_matrix
 from ..records.table import Call as Site
 from ..records.table import show
 from ..records.windows import spatial_axes
 from .common import (
     Rule,
-    attributes,
     call,
     cast_like,
     collapse_sum_like,
@@ -30,7 +30,7 @@ from .common import (
 
 
 def _bias_add(orig: Call, grad: Expr) -> list[Expr]:
-    axis = attributes(orig)["axis"]
+    axis = attributes_of(orig)["axis"]
     bias = call("sum", grad, axis=[axis], keepdims=False, exclude=True)
     return [collapse_sum_like(grad, orig.args[0]), bias]
 
@@ -76,7 +76,7 @@ _PRODUCTS = {
 
 
 def _products(orig: Call, name: str, operands: dict[str, Expr]) -> list[Expr]:
-    a = attributes(orig)
+    a = attributes_of(orig)
     out: list[Expr] = []
     for (first, first_t), (second, second_t) in _PRODUCTS[a["transpose_a"], a["transpose_b"]]:
         attrs = {"transpose_a": first_t, "transpose_b": second_t}
@@ -86,7 +86,7 @@ def _products(orig: Call, name: str, operands: dict[str, Expr]) -> list[Expr]:
 
 def _matmul(orig: Call, grad: Expr) -> list[Expr]:
     """As of matrices; further axes of `a` are rows."""
-    (a, b), attrs = orig.args, attributes(orig)
+    (a, b), attrs = orig.args, attributes_of(orig)
     if not attrs["transpose_a"] and attrs["transpose_b"]:
         return _dense(orig, grad)
     dtype, ndim = type_of(orig).dtype, len(type_of(a).shape)
@@ -135,7 +135,7 @@ def _batch_matmul(orig: Call, grad: Expr) -> list[Expr]:
 
 def _prelu(orig: Call, grad: Expr) -> list[Expr]:
     x, alpha = orig.args
-    axis, ndim = attributes(orig)["axis"], len(type_of(x).shape)
+    axis, ndim = attributes_of(orig)["axis"], len(type_of(x).shape)
     wide = call("expand_dims", alpha, axis=1, num_newaxis=ndim - axis - 1)
     zeros = zeros_like(x)
     positive = call("greater", x, zeros)
@@ -158,7 +158,7 @@ def times_matrix(x: Expr, axis: int, ndim: int, matrix: Expr) -> Expr:
 
 def _upsampling(orig: Call, grad: Expr) -> list[Expr]:
     """Each pixel gets what the new ones that it is part of got."""
-    data, a = orig.args[0], attributes(orig)
+    data, a = orig.args[0], attributes_of(orig)
     shape, made = sizes(orig, data), list(sizes(orig, orig))
     linear, align = a["method"] == "bilinear", a["align_corners"]
     site = Site("nn.upsampling", ("data",), (type_of(data),), a)
@@ -190,7 +190,7 @@ def _cross_entropy_with_logits(orig: Call, grad: Expr) -> list[Expr]:
 
 def _nll_loss(orig: Call, grad: Expr) -> list[Expr]:
     """y = -sum w[t] x[t] over what is not ignored; the mean over the sum of its w[t]."""
-    (x, t, weights), a = orig.args, attributes(orig)
+    (x, t, weights), a = orig.args, attributes_of(orig)
     shape = sizes(orig, x)
     dtype, classes = type_of(x).dtype, shape[1]
     on, off = constant(1, dtype), constant(0, dtype)

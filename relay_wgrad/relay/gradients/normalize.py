@@ -6,7 +6,8 @@ The other normalizations are differentiated in simple operators: see `transform.
 from __future__ import annotations
 
 from ..ast import Call, Expr
-from .common import Rule, attributes, call, constant, in_float32, power, sizes, type_of
+from ..records import attributes_of
+from .common import Rule, call, constant, in_float32, power, sizes, type_of
 
 
 def _window_sum(x: Expr, axis: int, count: int, size: int, dtype: str) -> Expr:
@@ -29,7 +30,7 @@ def _lrn(orig: Call, grad: Expr) -> list[Expr]:
 
     dx = g / n**b - 2 a b / s x S(g x / n**(b + 1))
     """
-    x, a = orig.args[0], attributes(orig)
+    x, a = orig.args[0], attributes_of(orig)
     dtype = type_of(x).dtype
     axis, count = a["axis"], a["size"]
     size, share = sizes(orig, x)[axis], a["alpha"] / a["size"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ast import Call, Expr, Op
+from ..records import attributes_of
 from ..records.one_dimension import heights, in_image
-from .common import Rule, attributes, call, type_of, typed
+from .common import Rule, call, type_of, typed
 
 
 def of_rank(rank: int, rule: Rule) -> Rule:
@@ -14,7 +15,7 @@ def of_rank(rank: int, rule: Rule) -> Rule:
 
     def of_lines(orig: Call, grad: Expr) -> list[Expr]:
         assert isinstance(orig.op, Op)
-        a, line = attributes(orig), orig.op.name
+        a, line = attributes_of(orig), orig.op.name
         *places, out = heights(a)
         args = [_wide(x, axis) for x, axis in zip(orig.args, places, strict=True)]
         image = line.replace("1d", "2d")

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..ast import Call, Expr, MetaAttrs, Op
-from ..records import lookup
+from ..records import attributes_of, lookup
 from ..records.pool import parts_of
 from ..records.table import Call as Site
 from ..records.windows import spatial_axes
 from . import one_dimension
 from .common import (
     Rule,
-    attributes,
     call,
     constant,
     in_float32,
@@ -40,7 +39,7 @@ def _pool_grad(name: str, grad: Expr, data: Expr, attrs: dict[str, Any]) -> Expr
 
 def _windowed(name: str) -> Rule:
     def rule(orig: Call, grad: Expr) -> list[Expr]:
-        a = attributes(orig)
+        a = attributes_of(orig)
         if any(d != 1 for d in a["dilation"]):
             refuse(orig, f"only with dilation 1, got {list(a['dilation'])}")
         attrs = {k: v for k, v in a.items() if k not in ("dilation", "out_layout")}
@@ -50,8 +49,8 @@ def _windowed(name: str) -> Rule:
 
 
 def _axes(orig: Call) -> tuple[int, ...]:
-    site = Site("pool", ("data",), (type_of(orig.args[0]),), attributes(orig))
-    return spatial_axes(site, attributes(orig)["layout"])
+    site = Site("pool", ("data",), (type_of(orig.args[0]),), attributes_of(orig))
+    return spatial_axes(site, attributes_of(orig)["layout"])
 
 
 def _whole(name: str) -> Rule:
@@ -61,7 +60,7 @@ def _whole(name: str) -> Rule:
         data = orig.args[0]
         shape = sizes(orig, data)
         window = tuple(shape[axis] for axis in _axes(orig))
-        attrs: dict[str, Any] = {"pool_size": window, "layout": attributes(orig)["layout"]}
+        attrs: dict[str, Any] = {"pool_size": window, "layout": attributes_of(orig)["layout"]}
         return [_pool_grad(name, grad, data, attrs)]
 
     return rule
@@ -75,7 +74,7 @@ def _adaptive(name: str) -> Rule:
         shape, made, axes = sizes(orig, data), sizes(orig, orig), _axes(orig)
         if all(shape[axis] % made[axis] == 0 for axis in axes):
             window = tuple(shape[axis] // made[axis] for axis in axes)
-            attrs: dict[str, Any] = {"layout": attributes(orig)["layout"]}
+            attrs: dict[str, Any] = {"layout": attributes_of(orig)["layout"]}
             return [_pool_grad(name, grad, data, attrs | {"pool_size": window, "strides": window})]
         if name == _MAX_GRAD:
             refuse(orig, f"only where the sizes divide, got {shape} and {made}")
@@ -98,7 +97,7 @@ def _means(size: int, out: int) -> np.ndarray[Any, Any]:
 
 def _avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """It is linear in its gradient, and the pool is its transpose; data gives only a shape."""
-    attrs = {k: v for k, v in attributes(orig).items() if k not in ("dilation", "out_layout")}
+    attrs = {k: v for k, v in attributes_of(orig).items() if k not in ("dilation", "out_layout")}
     return [call("nn.avg_pool2d", grad, **attrs), zeros_like(orig.args[1])]
 
 
@@ -109,7 +108,7 @@ def _of_volumes(rule: Rule, name: str) -> Rule:
         assert isinstance(orig.op, Op)
         (data,) = orig.args
         shape = sizes(orig, data)
-        site = Site(orig.op.name, ("data",), (type_of(data),), attributes(orig))
+        site = Site(orig.op.name, ("data",), (type_of(data),), attributes_of(orig))
         parts = parts_of(site, type_of(orig))
         x = typed("transpose", data, axes=parts.order)
         x = typed("reshape", x, newshape=parts.planes.tensor().shape)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..ast import Call, Expr
+from ..records import attributes_of
 from ..records.reduce import reduced_axes
 from ..records.table import Call as Site
 from .common import (
     Rule,
-    attributes,
     broadcast_to_like,
     call,
     cast_like,
@@ -24,12 +24,12 @@ from .common import (
 def _axes(orig: Call) -> list[int]:
     """The axes that go."""
     data = type_of(orig.args[0])
-    return reduced_axes(Site("reduce", ("data",), (data,), attributes(orig)))
+    return reduced_axes(Site("reduce", ("data",), (data,), attributes_of(orig)))
 
 
 def _expanded(x: Expr, orig: Call) -> Expr:
     """With the axes that went, of size 1."""
-    if not attributes(orig)["keepdims"]:
+    if not attributes_of(orig)["keepdims"]:
         for axis in _axes(orig):
             x = call("expand_dims", x, axis=axis)
     return x
@@ -73,18 +73,18 @@ def _extreme(orig: Call, grad: Expr) -> list[Expr]:
 def _variance(orig: Call, grad: Expr) -> list[Expr]:
     """Of sum((x - m)**2) / n: 2 (x - m) / n by x, minus that by m."""
     data, mean = orig.args
-    less = int(attributes(orig)["unbiased"])
+    less = int(attributes_of(orig)["unbiased"])
     slope = (data - mean) * _per_element(_expanded(grad, orig), orig, 2, less)
     return [slope, collapse_sum_like(-slope, mean)]
 
 
 def _softmax(orig: Call, grad: Expr) -> list[Expr]:
-    axis = attributes(orig)["axis"]
+    axis = attributes_of(orig)["axis"]
     return [(grad - total(grad * orig, [axis], keepdims=True)) * orig]
 
 
 def _log_softmax(orig: Call, grad: Expr) -> list[Expr]:
-    axis = attributes(orig)["axis"]
+    axis = attributes_of(orig)["axis"]
     return [grad - total(grad, [axis], keepdims=True) * exp(orig)]
 
 

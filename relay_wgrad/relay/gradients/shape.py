@@ -7,12 +7,11 @@ from math import prod
 import numpy as np
 
 from ..ast import Call, Expr, Tuple, TupleGetItem
-from ..records import show
+from ..records import attributes_of, show
 from ..records.select import resolved_slices
 from ..records.table import Call as Site
 from .common import (
     Rule,
-    attributes,
     broadcast_to_like,
     call,
     cast_like,
@@ -52,7 +51,7 @@ def _broadcast(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _transpose(orig: Call, grad: Expr) -> list[Expr]:
-    axes = attributes(orig)["axes"]
+    axes = attributes_of(orig)["axes"]
     if not axes:
         return [transpose(grad)]
     positive = [axis % len(axes) for axis in axes]
@@ -60,7 +59,7 @@ def _transpose(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _expand_dims(orig: Call, grad: Expr) -> list[Expr]:
-    a, ndim = attributes(orig), len(type_of(orig).shape)
+    a, ndim = attributes_of(orig), len(type_of(orig).shape)
     axis = a["axis"] if a["axis"] >= 0 else a["axis"] + ndim - a["num_newaxis"] + 1
     for _ in range(a["num_newaxis"]):
         grad = call("squeeze", grad, axis=[axis])
@@ -68,14 +67,14 @@ def _expand_dims(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _layout_transform(orig: Call, grad: Expr) -> list[Expr]:
-    a = attributes(orig)
+    a = attributes_of(orig)
     back = {"src_layout": a["dst_layout"], "dst_layout": a["src_layout"]}
     return [call("layout_transform", grad, **back)]
 
 
 def _tile(orig: Call, grad: Expr) -> list[Expr]:
     """Each axis as (repetitions, size), summed over the former."""
-    shape, reps = sizes(orig, orig.args[0]), list(attributes(orig)["reps"])
+    shape, reps = sizes(orig, orig.args[0]), list(attributes_of(orig)["reps"])
     ndim = max(len(shape), len(reps))
     shape, reps = [1] * (ndim - len(shape)) + shape, [1] * (ndim - len(reps)) + reps
     wide = [n for pair in zip(reps, shape, strict=True) for n in pair]
@@ -84,7 +83,7 @@ def _tile(orig: Call, grad: Expr) -> list[Expr]:
 
 def _repeat(orig: Call, grad: Expr) -> list[Expr]:
     """The axis as (size, repeats), summed over the latter; without an axis, of all in a row."""
-    shape, a = sizes(orig, orig.args[0]), attributes(orig)
+    shape, a = sizes(orig, orig.args[0]), attributes_of(orig)
     if a["axis"] is None:
         shape, axis = [prod(shape)], 0
     else:
@@ -94,7 +93,7 @@ def _repeat(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _concatenate(orig: Call, grad: Expr) -> list[Expr]:
-    fields, axis = fields_of(orig.args[0]), attributes(orig)["axis"]
+    fields, axis = fields_of(orig.args[0]), attributes_of(orig)["axis"]
     if len(fields) == 1:
         return [Tuple((grad,))]
     ends, end = [], 0
@@ -108,7 +107,7 @@ def _concatenate(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _stack(orig: Call, grad: Expr) -> list[Expr]:
-    count, axis = len(fields_of(orig.args[0])), attributes(orig)["axis"]
+    count, axis = len(fields_of(orig.args[0])), attributes_of(orig)["axis"]
     parts = call("split", grad, indices_or_sections=count, axis=axis)
     return [
         Tuple(tuple(call("squeeze", TupleGetItem(parts, i), axis=[axis]) for i in range(count)))
@@ -116,13 +115,13 @@ def _stack(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _split(orig: Call, grad: Expr) -> list[Expr]:
-    return [call("concatenate", grad, axis=attributes(orig)["axis"])]
+    return [call("concatenate", grad, axis=attributes_of(orig)["axis"])]
 
 
 def _strided_slice(orig: Call, grad: Expr) -> list[Expr]:
     """Zeros between and around: along each axis, one slot of `stride` for each element."""
     shape, made = sizes(orig, orig.args[0]), list(sizes(orig, orig))
-    site = Site("strided_slice", ("data",), (type_of(orig.args[0]),), attributes(orig))
+    site = Site("strided_slice", ("data",), (type_of(orig.args[0]),), attributes_of(orig))
     widths = [[0, 0] for _ in shape]
     for axis, (start, _, step) in resolved_slices(site).items():
         count = made[axis]
@@ -156,7 +155,7 @@ def _slice_like(orig: Call, grad: Expr) -> list[Expr]:
 
 def _pad(orig: Call, grad: Expr) -> list[Expr]:
     """The inner part; what was put around gets the rest."""
-    a, (data, value) = attributes(orig), orig.args
+    a, (data, value) = attributes_of(orig), orig.args
     if a["pad_mode"] != "constant":
         refuse(orig, f"only with pad_mode='constant', got {a['pad_mode']!r}")
     begin = [before for before, _ in a["pad_width"]]
@@ -177,7 +176,7 @@ def _pad(orig: Call, grad: Expr) -> list[Expr]:
 
 def _take(orig: Call, grad: Expr) -> list[Expr]:
     """A product with one-hot rows: what was taken several times gets the sum."""
-    (data, indices), a = orig.args, attributes(orig)
+    (data, indices), a = orig.args, attributes_of(orig)
     shape, axis = sizes(orig, data), a["axis"]
     if axis is None:
         shape, axis = [prod(shape)], 0
@@ -202,7 +201,7 @@ def _one_hot(orig: Call, grad: Expr) -> list[Expr]:
     indices, on, off = orig.args
     mask = call(
         "one_hot", indices, constant(np.True_, "bool"), constant(np.False_, "bool"),
-        depth=attributes(orig)["depth"], axis=attributes(orig)["axis"], dtype="bool",
+        depth=attributes_of(orig)["depth"], axis=attributes_of(orig)["axis"], dtype="bool",
     )  # fmt: skip
     every, zeros = range(len(type_of(orig).shape)), zeros_like(grad)
     return [
@@ -222,7 +221,7 @@ def _full_like(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _reverse(orig: Call, grad: Expr) -> list[Expr]:
-    return [call("reverse", grad, axis=attributes(orig)["axis"])]
+    return [call("reverse", grad, axis=attributes_of(orig)["axis"])]
 
 
 RULES: dict[str, Rule] = {

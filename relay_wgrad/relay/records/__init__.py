@@ -40,6 +40,7 @@ from .table import REGISTRY as REGISTRY
 from .table import REQUIRED as REQUIRED
 from .table import Attr as Attr
 from .table import RelayOp as RelayOp
+from .table import attributes_of as attributes_of
 from .table import lookup as lookup
 from .table import show as show
 

@@ -20,7 +20,8 @@ from ...argument_types import check_type
 from ...conditions import Conditions
 from ...dtypes import HALVES
 from ...relation import Checks
-from ..ast import Attrs
+from ..ast import Attrs, Op
+from ..ast import Call as CallNode
 from ..dims import SymDim, unified
 from ..types import ANY, Dim, TensorType, TupleType, Type, type_text
 from .attributes import REQUIRED as REQUIRED
@@ -400,6 +401,12 @@ def define(
     assert name not in REGISTRY, name
     names = tuple(inputs.split())
     REGISTRY[name] = RelayOp(name, names, attrs, relation, builder, checked, **facts)
+
+
+def attributes_of(node: CallNode) -> dict[str, Any]:
+    """All attributes of an operator's call, defaults filled in."""
+    assert isinstance(node.op, Op)
+    return lookup(node.op.name).read(node.attrs)
 
 
 def lookup(name: str) -> RelayOp:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ast import Call, Expr, Op, Tuple, TupleGetItem
+from ..ast import Call, Expr, Tuple, TupleGetItem
 from ..make import call
-from ..records import lookup
+from ..records import attributes_of, lookup
 from ..types import TensorType
 
 Branch = list[Call]
@@ -52,13 +52,8 @@ def ndim_of(node: Expr) -> int:
     return len(_type(node).shape)
 
 
-def _read(node: Call) -> dict[str, Any]:
-    assert isinstance(node.op, Op)
-    return dict(lookup(node.op.name).read(node.attrs))
-
-
 def _same(a: Call, b: Call, *names: str) -> bool:
-    left, right = _read(a), _read(b)
+    left, right = attributes_of(a), attributes_of(b)
     return all(left[name] == right[name] for name in names)
 
 
@@ -112,16 +107,16 @@ _CONV_ATTRS = (
 
 
 def _alike_conv(a: Call, b: Call) -> bool:
-    if not _same(a, b, *_CONV_ATTRS) or not _same_dtypes(a, b) or _read(a)["groups"] != 1:
+    if not _same(a, b, *_CONV_ATTRS) or not _same_dtypes(a, b) or attributes_of(a)["groups"] != 1:
         return False
-    layout = _read(a)["kernel_layout"]
+    layout = attributes_of(a)["kernel_layout"]
     return all(shape_of(a.args[1])[layout.index(x)] == shape_of(b.args[1])[layout.index(x)]
                for x in "HW")  # fmt: skip
 
 
 def _conv(group: Group) -> tuple[Call, int]:
     head = group[0][0]
-    attrs = _read(head)
+    attrs = attributes_of(head)
     layout, kernel = attrs["out_layout"] or attrs["data_layout"], attrs["kernel_layout"]
     weights = [branch[0].args[1] for branch in group]
     attrs["channels"] = sum(shape_of(w)[kernel.index("O")] for w in weights)
@@ -142,7 +137,9 @@ def _dense(group: Group) -> tuple[Call, int]:
     weights = [branch[0].args[1] for branch in group]
     units = sum(shape_of(w)[0] for w in weights)
     weight = call("concatenate", Tuple(tuple(weights)), axis=0)
-    out = call("nn.dense", head.args[0], weight, units=units, out_dtype=_read(head)["out_dtype"])
+    out = call(
+        "nn.dense", head.args[0], weight, units=units, out_dtype=attributes_of(head)["out_dtype"]
+    )
     return out, 1
 
 
@@ -166,7 +163,9 @@ def _dense_operand(level: Sequence[Call], index: int, place: int, axis: int) -> 
 
 
 def _alike_matmul(a: Call, b: Call) -> bool:
-    plain = all(not _read(c)["transpose_a"] and _read(c)["transpose_b"] for c in (a, b))
+    plain = all(
+        not attributes_of(c)["transpose_a"] and attributes_of(c)["transpose_b"] for c in (a, b)
+    )
     same = _same(a, b, "out_dtype") and _same_dtypes(a, b)
     return plain and same and shape_of(a.args[1])[0] == shape_of(b.args[1])[0]
 
@@ -174,14 +173,14 @@ def _alike_matmul(a: Call, b: Call) -> bool:
 def _matmul(group: Group) -> tuple[Call, int]:
     head = group[0][0]
     weight = call("concatenate", Tuple(tuple(b[0].args[1] for b in group)), axis=1)
-    return call("nn.batch_matmul", head.args[0], weight, **_read(head)), 2
+    return call("nn.batch_matmul", head.args[0], weight, **attributes_of(head)), 2
 
 
 # ---- stacked -------------------------------------------------------------------------------------
 
 
 def _alike_shapes(a: Call, b: Call) -> bool:
-    same = len(a.args) == len(b.args) and _read(a) == _read(b)
+    same = len(a.args) == len(b.args) and attributes_of(a) == attributes_of(b)
     return same and all(_type(x) == _type(y) for x, y in zip((a, *a.args), (b, *b.args)))  # noqa: B905
 
 
@@ -204,7 +203,7 @@ def _stack_all(group: Group) -> list[Expr]:
 
 
 def _batch_dense(group: Group) -> tuple[Call, int]:
-    dtype = _read(group[0][0])["out_dtype"]
+    dtype = attributes_of(group[0][0])["out_dtype"]
     out = call("nn.batch_matmul", *_stack_all(group), out_dtype=dtype, transpose_b=True)
     return out, 0
 

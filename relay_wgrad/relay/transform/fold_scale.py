@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ..ast import Call, Expr, Function, children, post_order
+from ..ast import Call, Expr, Function, children, operator_of, post_order
 from ..iterative_walks import order
 from ..make import call
 from ..rewrite import with_children
@@ -24,7 +24,6 @@ from .scale_axis import (
     common_wish,
     fits,
     is_factor,
-    operator,
     squeezed_factor,
     tensor,
     weighted,
@@ -78,7 +77,7 @@ class _Forward:
     def _taken_out(self, node: Expr) -> bool:
         """Whether a product is its tensor alone now, with a factor that its consumers take."""
         wish = self.wishes.get(node)
-        if wish is None or operator(node) != "multiply":
+        if wish is None or operator_of(node) != "multiply":
             return False
         assert isinstance(node, Call)
         for data, factor in _PAIRS:
@@ -93,14 +92,14 @@ class _Forward:
         """A call of which an argument stands without its factor."""
         assert isinstance(node, Call)
         factor = self.factors[arg]
-        if operator(node) in _CONSUMERS:
+        if operator_of(node) in _CONSUMERS:
             found = channels(node, of_result=False)
             assert found is not None
             return weighted(node, self.new, factor, found)
         self.factors[node] = factor
         wish = self.wishes[node]
         assert wish is not None
-        if operator(node) in _RELUS:
+        if operator_of(node) in _RELUS:
             return with_children(node, self.new)
         by = broadcast_factor(factor, arg, wish.axes)
         args = (self.new[a] if a is arg else call("divide", self.new[a], by) for a in node.args)
@@ -111,7 +110,7 @@ def _scaled_argument(node: Expr, wish: Wish | None) -> tuple[int, Wish] | None:
     """The argument of a call that may have a factor, and which; None if none may."""
     if not isinstance(node, Call):
         return None
-    name = operator(node)
+    name = operator_of(node)
     if name in _CONSUMERS:
         found = channels(node, of_result=False)
         return None if found is None else (0, Wish(found.axes))
@@ -164,9 +163,9 @@ class _Backward:
             if offer is not None:
                 self.offers[node] = offer
         for node in reversed(self.nodes):
-            if operator(node) == "multiply":
+            if operator_of(node) == "multiply":
                 self._give(node)
-            elif node in self.given and operator(node) not in _CONSUMERS:
+            elif node in self.given and operator_of(node) not in _CONSUMERS:
                 for arg in self._takers(node):
                     self.given[arg] = self.given[node]
         for node in order(self.function, self._below):
@@ -179,7 +178,7 @@ class _Backward:
     def _offer(self, node: Expr) -> Wish | None:
         if not isinstance(node, Call):
             return None
-        name = operator(node)
+        name = operator_of(node)
         if name in _CONSUMERS:
             found = channels(node, of_result=True)
             return None if found is None else Wish(found.axes)
@@ -217,7 +216,7 @@ class _Backward:
     def _below(self, node: Expr) -> tuple[Expr, ...]:
         if node in self.new:
             return ()
-        if node in self.given and operator(node) in _CONSUMERS:
+        if node in self.given and operator_of(node) in _CONSUMERS:
             return (*children(node), self.given[node].source)
         return children(node)
 
@@ -229,7 +228,7 @@ class _Backward:
         return self.factors[given]
 
     def _rebuilt(self, node: Expr) -> Expr:
-        given, name = self.given.get(node), operator(node)
+        given, name = self.given.get(node), operator_of(node)
         if given is None:
             return with_children(node, self.new)
         assert isinstance(node, Call)

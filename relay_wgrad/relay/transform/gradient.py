@@ -32,6 +32,7 @@ from ..ast import (
     TupleGetItem,
     Var,
     children,
+    operator_of,
     post_order,
 )
 from ..infer import agree, fail, infer_expr, infer_module, infer_types, span_text
@@ -109,7 +110,7 @@ def _simple(function: Function) -> Function:
     def change(old: Expr, node: Expr) -> Expr:
         if isinstance(node, TupleGetItem) and isinstance(node.tuple_value, Tuple):
             return node.tuple_value.fields[node.index]
-        name = node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else ""
+        name = operator_of(node)
         if name in NAMES and name not in GRADIENTS:
             assert isinstance(old, Call)
             assert isinstance(node, Call)

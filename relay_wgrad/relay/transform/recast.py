@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..ast import Call, Expr, Function, IRModule, Let, Op, Tuple, Var, children
+from ..ast import Call, Expr, Function, IRModule, Let, Op, Tuple, Var, children, operator_of
 from ..infer import infer_module, infer_types
 from ..iterative_walks import order
 from ..layer_count import count_layers
@@ -46,7 +46,7 @@ def recast(
     types = infer_types(root, mod)
 
     def change(old: Expr, node: Expr) -> Expr:
-        name = node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else ""
+        name = operator_of(node)
         made = types.get(old)
         if name not in names or count - depths[old] - 1 in left or not isinstance(made, TensorType):
             return node

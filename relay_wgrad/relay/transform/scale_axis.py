@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import numpy_dtype
-from ..ast import Call, Constant, Expr, Op
+from ..ast import Call, Constant, Expr, operator_of
 from ..layout_rules.named import Layout
 from ..make import call
 from ..types import TensorType
@@ -53,11 +53,6 @@ class Channels:
     in_weight: tuple[int, ...]
 
 
-def operator(node: Expr) -> str:
-    """The name of the operator that a node calls; "" if it calls none."""
-    return node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else ""
-
-
 def tensor(node: Expr) -> TensorType | None:
     """The type of a node that is a tensor of floats."""
     ty = node.checked_type
@@ -71,7 +66,7 @@ def channels(node: Call, of_result: bool) -> Channels | None:
 
     None where the weight has not one axis for them, as with groups of several input channels.
     """
-    name = operator(node)
+    name = operator_of(node)
     data, weight, out = tensor(node.args[0]), tensor(node.args[1]), tensor(node)
     if data is None or weight is None or out is None or not data.dtype == weight.dtype == out.dtype:
         return None
@@ -142,7 +137,7 @@ def is_factor(data: Expr, factor: Expr, wish: Wish) -> bool:
 def _allowed(wish: Wish, node: Expr) -> bool:
     if not (wish.positive or wish.divides):
         return True
-    while operator(node) in _SAME_NUMBERS:
+    while operator_of(node) in _SAME_NUMBERS:
         assert isinstance(node, Call)
         node = node.args[0]
     if not isinstance(node, Constant):

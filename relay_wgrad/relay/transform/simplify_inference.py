@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from ..ast import Call, Constant, Expr, Function, Op, Tuple, TupleGetItem
+from ..ast import Call, Expr, Function, Op, Tuple, TupleGetItem, operator_of
+from ..gradients.common import constant
 from ..make import call
-from ..records import lookup
+from ..records import attributes_of
 from ..rewrite import rewrite
-from ..text.literals import ARRAY_DTYPES
 from ..types import TensorType, Type
 
 
@@ -25,17 +23,17 @@ def simplify_inference(function: Function) -> Function:
     def change(old: Expr, node: Expr) -> Expr:
         if isinstance(node, TupleGetItem) and node.index == 0:
             inner = node.tuple_value
-            name = _name(inner)
+            name = operator_of(inner)
             if name in _SEVERAL:
                 assert isinstance(inner, Call)
                 return expanded(inner, types[inner]).fields[0]
-        elif _name(node) in NAMES:
+        elif operator_of(node) in NAMES:
             assert isinstance(old, Call)
             assert isinstance(node, Call)
             ty = old.args[0].checked_type
             assert ty is not None
             types[node] = ty
-            if _name(node) not in _SEVERAL:
+            if operator_of(node) not in _SEVERAL:
                 return expanded(node, ty)
         return node
 
@@ -48,7 +46,7 @@ def expanded(node: Call, data_type: Type) -> Any:
     """A call of one of these operators in simple ones: a tuple for those with several results."""
     assert isinstance(node.op, Op)
     assert isinstance(data_type, TensorType)
-    return _RULES[node.op.name](node.args, lookup(node.op.name).read(node.attrs), data_type)
+    return _RULES[node.op.name](node.args, attributes_of(node), data_type)
 
 
 def broadcast_along(vector: Expr, axis: int, ndim: int) -> Expr:
@@ -57,20 +55,11 @@ def broadcast_along(vector: Expr, axis: int, ndim: int) -> Expr:
     return call("expand_dims", vector, axis=1, num_newaxis=after) if after > 0 else vector
 
 
-def scalar(value: float, dtype: str) -> Constant:
-    """A constant without axes."""
-    return Constant(np.asarray(value, ARRAY_DTYPES[dtype]))
-
-
-def _name(node: Expr) -> str | None:
-    return node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else None
-
-
 def _batch_norm(args: tuple[Expr, ...], attrs: Mapping[str, Any], ty: TensorType) -> Expr:
     """x * s + (b - m * s) with s = g / sqrt(v + eps); then the moving statistics."""
     data, gamma, beta, mean, var = args
-    eps = scalar(attrs["epsilon"], ty.dtype)
-    scale: Expr = call("divide", scalar(1, ty.dtype), call("sqrt", call("add", var, eps)))
+    eps = constant(attrs["epsilon"], ty.dtype)
+    scale: Expr = call("divide", constant(1, ty.dtype), call("sqrt", call("add", var, eps)))
     if attrs["scale"]:
         scale = call("multiply", scale, gamma)
     shift: Expr = call("multiply", call("negative", mean), scale)
@@ -89,7 +78,7 @@ def _dropout(args: tuple[Expr, ...], attrs: Mapping[str, Any], ty: TensorType) -
 def _normalized(data: Expr, axes: list[int], attrs: Mapping[str, Any], dtype: str) -> Expr:
     mean = call("mean", data, axis=axes, keepdims=True)
     var = call("variance", data, mean, axis=axes, keepdims=True)
-    denominator = call("sqrt", call("add", var, scalar(attrs["epsilon"], dtype)))
+    denominator = call("sqrt", call("add", var, constant(attrs["epsilon"], dtype)))
     return call("divide", call("subtract", data, mean), denominator)
 
 
@@ -129,7 +118,7 @@ def _group_norm(args: tuple[Expr, ...], attrs: Mapping[str, Any], ty: TensorType
 def _l2_normalize(args: tuple[Expr, ...], attrs: Mapping[str, Any], ty: TensorType) -> Expr:
     square = call("multiply", args[0], args[0])
     total = call("sum", square, axis=attrs["axis"], keepdims=True)
-    low = scalar(attrs["eps"], ty.dtype)
+    low = constant(attrs["eps"], ty.dtype)
     return call("divide", args[0], call("sqrt", call("maximum", total, low)))
 
 

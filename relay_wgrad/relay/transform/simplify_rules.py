@@ -15,7 +15,7 @@ import numpy as np
 from ...ops.elementwise import BINARY, by
 from ..ast import Call, Constant, Expr, Op
 from ..make import call
-from ..records import lookup
+from ..records import attributes_of, lookup
 from ..types import TensorType, Type
 from .user_hooks import filling
 
@@ -57,11 +57,6 @@ def is_call(node: Expr, *names: str) -> bool:
     return isinstance(node, Call) and isinstance(node.op, Op) and node.op.name in names
 
 
-def _attrs(node: Call) -> Mapping[str, Any]:
-    assert isinstance(node.op, Op)
-    return lookup(node.op.name).read(node.attrs)
-
-
 def _below(node: Call, *names: str) -> Call | None:
     """The first operand, if it is a call of one of these operators."""
     arg = node.args[0]
@@ -88,9 +83,9 @@ def _axes(node: Call, known: Known) -> list[int] | None:
     if ty is None:
         return None
     if is_call(node, "transpose"):
-        given, ndim = _attrs(node)["axes"], len(ty.shape)
+        given, ndim = attributes_of(node)["axes"], len(ty.shape)
         return [a % ndim for a in given] if given is not None else list(range(ndim))[::-1]
-    src, dst = _attrs(node)["src_layout"], _attrs(node)["dst_layout"]
+    src, dst = attributes_of(node)["src_layout"], attributes_of(node)["dst_layout"]
     if not (src.isupper() and dst.isupper() and sorted(src) == sorted(dst)):
         return None
     return [src.index(letter) for letter in dst]
@@ -118,24 +113,25 @@ def _blocked(
 ) -> tuple[str, str] | None:
     """The layouts of two changes together, of which one at least makes or unmakes blocks."""
     if outer is None and first is None:
-        middle = _attrs(inner)["dst_layout"], _attrs(node)["src_layout"]
-        ends = _attrs(inner)["src_layout"], _attrs(node)["dst_layout"]
+        middle = attributes_of(inner)["dst_layout"], attributes_of(node)["src_layout"]
+        ends = attributes_of(inner)["src_layout"], attributes_of(node)["dst_layout"]
         return ends if middle[0] == middle[1] else None
     if outer is None and first is not None:
-        src = _attrs(node)["src_layout"]
+        src = attributes_of(node)["src_layout"]
         if not src.isupper() or len(src) != len(first):
             return None
-        return "".join(src[first.index(i)] for i in range(len(src))), _attrs(node)["dst_layout"]
+        start = "".join(src[first.index(i)] for i in range(len(src)))
+        return start, attributes_of(node)["dst_layout"]
     assert outer is not None
-    dst = _attrs(inner)["dst_layout"]
+    dst = attributes_of(inner)["dst_layout"]
     if not dst.isupper() or len(dst) != len(outer):
         return None
-    return _attrs(inner)["src_layout"], "".join(dst[a] for a in outer)
+    return attributes_of(inner)["src_layout"], "".join(dst[a] for a in outer)
 
 
 def _moved_nothing(node: Call, known: Known) -> Expr | None:
     if is_call(node, "layout_transform"):
-        same = _attrs(node)["src_layout"] == _attrs(node)["dst_layout"]
+        same = attributes_of(node)["src_layout"] == attributes_of(node)["dst_layout"]
     else:
         axes = _axes(node, known)
         same = axes is not None and axes == sorted(axes)
@@ -189,7 +185,7 @@ def _clip(node: Call, known: Known) -> Expr | None:
         return None
     bounds = _range(ty.dtype)
     assert bounds is not None
-    wide = _attrs(node)["a_min"] <= bounds[0] and _attrs(node)["a_max"] >= bounds[1]
+    wide = attributes_of(node)["a_min"] <= bounds[0] and attributes_of(node)["a_max"] >= bounds[1]
     return node.args[0] if wide else None
 
 
@@ -201,16 +197,16 @@ def _cast_clipped(node: Call, known: Known) -> Expr | None:
     clip = chain[-1].args[0]
     if not isinstance(clip, Call) or not is_call(clip, "clip"):
         return None
-    attrs, ty, last = _attrs(clip), known.tensor(clip), known.tensor(node)
+    attrs, ty, last = attributes_of(clip), known.tensor(clip), known.tensor(node)
     if ty is None or last is None or "bfloat" in ty.dtype:
         return None
     kept: list[str] = []
     for cast in chain[::-1]:
-        bounds = _range(_attrs(cast)["dtype"])
-        if bounds is None or np.dtype(_attrs(cast)["dtype"]).kind not in "ui":
+        bounds = _range(attributes_of(cast)["dtype"])
+        if bounds is None or np.dtype(attributes_of(cast)["dtype"]).kind not in "ui":
             return None
         if not (bounds[0] <= attrs["a_min"] and attrs["a_max"] <= bounds[1]):
-            kept.append(_attrs(cast)["dtype"])
+            kept.append(attributes_of(cast)["dtype"])
     if (kept[-1] if kept else ty.dtype) != last.dtype:
         kept.append(last.dtype)
     if len(kept) == len(chain):

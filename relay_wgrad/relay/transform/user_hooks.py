@@ -17,6 +17,7 @@ from ..ast import (
     Op,
     Var,
     as_node,
+    operator_of,
     post_order,
 )
 from ..infer import agree, infer_expr, span_text
@@ -33,7 +34,7 @@ def attributes(node: Call, op: str) -> Attrs:
 
 def filling(node: Expr) -> int | None:
     """What each element of a node is by its form: of `zeros`, and of `ones`."""
-    name = node.op.name if isinstance(node, Call) and isinstance(node.op, Op) else ""
+    name = operator_of(node)
     return REGISTRY[name].fills if name in REGISTRY else None
 
 
