@@ -28,7 +28,7 @@ import torch
 from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.layouts import permutation
 from relay_wgrad.problem import ROLES, ConvKind, ConvProblem
-from tests.support.problems import UNIT, tolerance
+from tests.support.problems import UNIT, canonical, tolerance
 
 from .case import Case
 from .program import DIRECTIONS, PARAMS, library_contracts, param_dtype
@@ -54,7 +54,7 @@ def reference(
 ) -> tuple[Arrays, Arrays]:
     """(wanted, typical size) of each result: `scalar`, and `out` (order 0 and 1), `a`, `b`, `u`."""
     tensors = {
-        name: _canonical(problem, role, arrays[name])
+        name: canonical(problem, role, arrays[name])
         for name, role in zip(PARAMS + DIRECTIONS, case.operands * 2, strict=True)
         if name in arrays
     }
@@ -74,11 +74,6 @@ def reference(
         # Rounding can leave a sum of squares that should be zero a little below it.
         {name: np.sqrt(np.maximum(stored(name, t), 0)) for name, t in squares.items()},
     )
-
-
-def _canonical(problem: ConvProblem, role: str, value: np.ndarray[Any, Any]) -> torch.Tensor:
-    axes = permutation(problem.layout(role), problem.canonical(role))
-    return torch.from_numpy(np.ascontiguousarray(value.astype(np.float64).transpose(axes)))
 
 
 def _results(

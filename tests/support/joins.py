@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import relax
 
 from byoc_cudnn.joins import JoinsCall
 from byoc_cudnn.joins.call import Piece, Term
 from byoc_cudnn.joins.codegen import JOINS
 from relay_wgrad.dtypes import FLOATS, numpy_dtype
+from tests.support.recorder import Recorder
 
 op = relax.op
 DTYPES = {name: numpy_dtype(name) for name in FLOATS}
@@ -66,23 +66,9 @@ def random_call(
     return JoinsCall(symbol, dtype, channels, results)
 
 
-class Recorder:
-    """Stands for a family's code generation: keeps the calls that it is asked for."""
-
-    moves, overwrites_of = JOINS.moves, staticmethod(JOINS.overwrites_of)
-    codegen, plans = JOINS.codegen, JOINS.plans
-
-    def __init__(self) -> None:
-        self.calls: list[JoinsCall] = []
-
-    def generate(self, calls: Sequence[JoinsCall], arch: int) -> str:
-        self.calls = list(calls)
-        return ""
-
-    def register(self) -> None:
-        """Makes each call's function one of this process."""
-        for call in self.calls:
-            tvm_ffi.register_global_func(call.symbol, packed(call), override=True)
+def recorder() -> Recorder:
+    """In the place of `JOINS`."""
+    return Recorder(JOINS, packed)
 
 
 def packed(call: JoinsCall) -> Callable[..., None]:

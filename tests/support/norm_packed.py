@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import tvm
-import tvm_ffi
 
 from byoc_cudnn.norm import NormCall
 from byoc_cudnn.norm.codegen import NORMS
+from tests.support.recorder import Recorder
 
 _ACT = {"": lambda z: z, "relu": torch.relu, "relu6": torch.nn.functional.relu6,
         "silu": torch.nn.functional.silu}  # fmt: skip
 
 
-class Recorder:
-    """Stands for a family's code generation: keeps the calls that it is asked for."""
-
-    moves = False
-    codegen, plans = "relay_wgrad_norm", "relay_wgrad_norm_plans"
-
-    def __init__(self) -> None:
-        self.calls: list[NormCall] = []
-
-    def overwrites_of(self, call: NormCall) -> Sequence[tuple[int, int]]:
-        return NORMS.overwrites_of(call)
-
-    def generate(self, calls: Sequence[NormCall], arch: int) -> str:
-        self.calls = list(calls)
-        return ""
-
-    def register(self) -> None:
-        """Makes each call's function one of this process."""
-        for call in self.calls:
-            tvm_ffi.register_global_func(call.symbol, packed(call), override=True)
+def recorder() -> Recorder:
+    """In the place of `NORMS`."""
+    return Recorder(NORMS, packed)
 
 
 def packed(call: NormCall) -> Callable[..., None]:

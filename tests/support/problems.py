@@ -154,7 +154,8 @@ def random_problem(
             return problem
 
 
-def _canonical(problem: ConvProblem, role: str, value: np.ndarray[Any, Any]) -> torch.Tensor:
+def canonical(problem: ConvProblem, role: str, value: np.ndarray[Any, Any]) -> torch.Tensor:
+    """In float64, its axes in the canonical order."""
     axes = permutation(problem.layout(role), problem.canonical(role))
     return torch.from_numpy(np.ascontiguousarray(value.astype(np.float64).transpose(axes)))
 
@@ -167,7 +168,7 @@ def torch_reference(
     Asymmetric padding is an explicit pad of the data, and for dgrad a crop of the result.
     """
     first, second, result = problem.roles
-    tensors = {first: _canonical(problem, first, a), second: _canonical(problem, second, b)}
+    tensors = {first: canonical(problem, first, a), second: canonical(problem, second, b)}
     rank = problem.rank
     before, after = problem.padding[:rank], problem.padding[rank:]
     ends = list(zip(before, after, strict=True))

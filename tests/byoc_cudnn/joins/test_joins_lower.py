@@ -16,13 +16,14 @@ from byoc_cudnn.codegen.lowering import lower
 from byoc_cudnn.joins.lower import lower_joins, planned
 from relay_wgrad.ir import op_name
 from tests.support.compiled import virtual_machine
-from tests.support.joins import Recorder, program
+from tests.support.joins import program, recorder
+from tests.support.recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("registered")
 
 
 def lowered(mod: tvm.IRModule) -> tuple[tvm.IRModule, Recorder]:
-    family = Recorder()
+    family = recorder()
     after, _ = lower(mod, family, planned, 90)  # type: ignore[arg-type]
     relax.analysis.well_formed(after)
     return after, family

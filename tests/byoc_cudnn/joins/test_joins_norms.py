@@ -64,7 +64,7 @@ def run(mod: tvm.IRModule, values: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def test_a_step_is_what_it_was() -> None:
-    before, families = network(), (norm_packed.Recorder(), joins_support.Recorder())
+    before, families = network(), (norm_packed.recorder(), joins_support.recorder())
     after = before
     for family, planned in zip(families, (norms, joins), strict=True):
         after, _ = lower(after, family, planned, 90)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support.compiled import virtual_machine
-from tests.support.norm_packed import Recorder
+from tests.support.norm_packed import recorder
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -85,7 +85,7 @@ def step(dtype: str | None) -> tvm.IRModule:
 @pytest.mark.parametrize("dtype", ["bfloat16", None])
 def test_gates_are_the_normalizations(dtype: str | None) -> None:
     """No pass over a whole tensor is left, but convolutions', their ReLUs', and ReLU's gradient."""
-    family = Recorder()
+    family = recorder()
     after, entries = lower(step(dtype), family, planned, 90)  # type: ignore[arg-type]
     relax.analysis.well_formed(after)
     names = [e.symbol for e in entries]
@@ -117,7 +117,7 @@ def test_gates_are_the_normalizations(dtype: str | None) -> None:
 
 @pytest.mark.longer("a whole step; its calls and kernels stay")
 def test_calls_of_functions_compute_the_step() -> None:
-    before, family = step(None), Recorder()
+    before, family = step(None), recorder()
     after, _ = lower(before, family, planned, 90)  # type: ignore[arg-type]
     family.register()
     rng = np.random.default_rng(0)
@@ -160,7 +160,7 @@ def changed(what: str) -> tvm.IRModule:
 
 @pytest.mark.parametrize("what", ["another use", "a mean of rows", "a mean of channels"])
 def test_what_is_no_gate_stays(what: str) -> None:
-    family = Recorder()
+    family = recorder()
     after, _ = lower(changed(what), family, planned, 90)  # type: ignore[arg-type]
     relax.analysis.well_formed(after)
     assert [call.direction for call in family.calls] == ["forward", "backward"]

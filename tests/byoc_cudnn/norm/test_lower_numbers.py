@@ -14,7 +14,7 @@ from byoc_cudnn.norm.lower import planned
 from relay_wgrad.training.step import ADJOINT
 from relay_wgrad.transform import grad
 from tests.support.compiled import virtual_machine
-from tests.support.norm_packed import Recorder
+from tests.support.norm_packed import recorder
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -57,7 +57,7 @@ def network() -> tvm.IRModule:
 
 @pytest.mark.longer("a whole step; its calls and kernels stay")
 def test_calls_of_functions_compute_the_step() -> None:
-    before, family = network(), Recorder()
+    before, family = network(), recorder()
     after, entries = lower(before, family, planned, 90)  # type: ignore[arg-type]
     relax.analysis.well_formed(after)
     family.register()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from relay_wgrad import relay
@@ -11,6 +9,7 @@ from relay_wgrad.relay import transform as T
 from relay_wgrad.relay.text import fromtext
 from tests.support.relay.evaluate import evaluate
 from tests.support.relay.texts import HEADER
+from tests.support.relay.unchanged import flat
 
 PARAMS = """%x: Tensor[(2, 4, 6, 8), float32], %w: Tensor[(4, 4, 3, 3), float32],
   %c: Tensor[(4, 1, 1), float32], %b: Tensor[(4), float32]"""
@@ -53,7 +52,3 @@ def unchanged_numbers(before: relay.IRModule, after: relay.IRModule) -> None:
     got, want = (evaluate(mod["main"], inputs) for mod in (after, before))
     for ours, theirs in zip(flat(got), flat(want), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-def flat(value: Any) -> list[Any]:
-    return [x for v in value for x in flat(v)] if isinstance(value, tuple) else [value]

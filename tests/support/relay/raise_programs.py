@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from relay_wgrad import relay
@@ -14,6 +12,7 @@ from relay_wgrad.transform import RaiseReport
 from tests.support.relay.evaluate import evaluate
 from tests.support.relay.fixtures import fixture_names
 from tests.support.relay.texts import HEADER, fixture_text
+from tests.support.relay.unchanged import flat
 
 WGRAD, DGRAD = "nn.conv2d_backward_weight", "nn.conv2d_transpose"
 LEGALIZED = [*fixture_names("wgrad_*_legalized"), *fixture_names("wgrad_*_legalized_nhwc")]
@@ -82,10 +81,6 @@ def integers(function: relay.Function) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     choice = [-3.0, -2.0, -1.0, 1.0, 2.0, 3.0]
     return {p.name: rng.choice(choice, p.type_annotation.shape) for p in function.params}
-
-
-def flat(value: Any) -> list[np.ndarray]:
-    return [x for v in value for x in flat(v)] if isinstance(value, tuple) else [value]
 
 
 def checked(mod: relay.IRModule) -> tuple[relay.IRModule, RaiseReport]:
