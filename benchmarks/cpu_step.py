@@ -28,6 +28,7 @@ from legalize.cpu import host_target
 from relay_wgrad.dtypes import HALVES
 from relay_wgrad.frontend import BUNDLED, TrainingGraph, from_onnx
 from relay_wgrad.problem import DTYPES
+from relay_wgrad.training.step import ADJOINT
 from relay_wgrad.training.trainer import Trainer
 from tests.support.torch.model import Step, prepared
 
@@ -61,7 +62,7 @@ def ours(model: str, batch: int, image: int, dtype: str, layout: str, threads: i
     compiled = time.perf_counter() - start
     values = graph.random_batch(0)
     arguments = trainer.arguments(values)
-    run = trainer.compiled.vm["main_adjoint"]
+    run = trainer.compiled.vm[ADJOINT]
     outputs, gradients = run(*arguments)
     ready(lambda: run(*arguments))
     losses, theirs = [], []

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 from benchmarks import cpu_compile
 from benchmarks.gpu_steps import ratio
 from benchmarks.runner import Column, Row, cell
+from relay_wgrad.problem import ConvKind
 
 RESULTS = Path(__file__).parent / "results"
 README = RESULTS.parents[1] / "README.md"
 PERFORMANCE = RESULTS.parents[1] / "docs" / "reference" / "performance.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.figures --write -->", "<!-- end of figures -->"
-KINDS = ("fprop", "dgrad", "wgrad")
+KINDS = tuple(kind.value for kind in ConvKind)
 MIB = 2**20
 
 

@@ -33,9 +33,10 @@ from benchmarks import gpu_cases
 from benchmarks.gpu_cases import BACKENDS, build
 from benchmarks.modes import MODES
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
+from relay_wgrad.problem import ConvKind
 from tests.support.layers import SUITES
 
-KINDS = ("fprop", "dgrad", "wgrad")
+KINDS = tuple(kind.value for kind in ConvKind)
 MOST_RESERVED = 32 << 30  # of PyTorch's cache: plans must find memory for their workspaces
 
 

@@ -26,11 +26,12 @@ from ..pipeline.storages import static_bytes
 from ..problem import DTYPES
 from ..transform import grad
 from ..transform.depth_forms import AUTO, Wanted
+from ..transform.grad import adjoint_name
 from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
 
-ADJOINT = "main_adjoint"
+ADJOINT = adjoint_name("main")
 SCALE = "loss_scale"
 
 

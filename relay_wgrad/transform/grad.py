@@ -29,6 +29,11 @@ from .surface import ModulePass, check_relax_module
 _TRANSPOSE = "relax.permute_dims"
 
 
+def adjoint_name(fn: str, order: int | str = "") -> str:
+    """What a function's gradient is called, by upstream's pass too; several orders are numbered."""
+    return f"{fn}_adjoint{order}"
+
+
 def grad(
     mod: tvm.IRModule,
     fn: str = "main",
@@ -90,7 +95,7 @@ def grad(
     wanted = [places[param] for param in params]
     out = mod.clone()
     for k in range(1, order + 1):
-        name = f"{fn}_adjoint" if order == 1 else f"{fn}_adjoint{k}"
+        name = adjoint_name(fn, "" if order == 1 else k)
         adjoint = _first(mod, fn, func, params, target_index, name)
         out[name] = checked(without_stops(adjoint), check)
         if k < order:  # a further order has to see where gradients stop
@@ -274,8 +279,8 @@ def _first(
     # an argument (a ShapeExpr) not be found.  For its time they are parameters.
     sizes = list(relax.analysis.defined_symbolic_vars(func))
     work = mod.clone()
-    if f"{fn}_adjoint" in work:
-        del work[f"{fn}_adjoint"]
+    if adjoint_name(fn) in work:
+        del work[adjoint_name(fn)]
     result = func.body.body
     target = result.fields[target_index] if isinstance(result, relax.Tuple) else result
     func = prepared(func, params, target)
@@ -283,7 +288,7 @@ def _first(
     work[fn] = with_params(func, [*func.params, *sizes])
     try:
         with no_grad_differentiable():
-            adjoint = relax.transform.Gradient(fn, params, target_index)(work)[f"{fn}_adjoint"]
+            adjoint = relax.transform.Gradient(fn, params, target_index)(work)[adjoint_name(fn)]
     except tvm.error.InternalError as error:
         reason = _reason(func, params, error)
         raise ValueError(f"grad: {fn!r} cannot be differentiated: {reason}") from error

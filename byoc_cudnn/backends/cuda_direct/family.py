@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from relay_wgrad.problem import ConvProblem
 
@@ -64,18 +63,3 @@ def of_planes(problem: ConvProblem) -> ConvProblem:
         padding=(*p.padding[1:3], *p.padding[4:]), data_layout="NHWC", kernel_layout="OHWI",
         grad_layout="NHWC",
     )  # fmt: skip
-
-
-ASSUMED = {"n": 32, "h": 56, "w": 56}  # where a size is not known
-
-
-def sized(problem: ConvProblem) -> ConvProblem:
-    """The problem with numbers for its symbolic sizes, of which one pixel at least comes out."""
-    missing = {n: v for n, v in ASSUMED.items() if not isinstance(getattr(problem, n), int)}
-    for name, taps, dilation in (
-        ("h", problem.r, problem.dilation[-2]), ("w", problem.s, problem.dilation[-1]),
-    ):  # fmt: skip
-        if name in missing:
-            missing[name] = max(missing[name], dilation * taps)
-    changes: dict[str, Any] = dict(missing)
-    return replace(problem, **changes)

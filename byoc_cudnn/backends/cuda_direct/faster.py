@@ -14,9 +14,10 @@ from functools import partial
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
+from ..assumed_sizes import sized
 from . import check
 from .check import Options
-from .family import of_planes, sized
+from .family import of_planes
 from .first_layer import MOST_CHANNELS
 from .model import ranked
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
+from ..assumed_sizes import sized
 from . import launch_time, tensor_cores
-from .family import Family, Numbers, ceil_div, sized
+from .family import Family, Numbers, ceil_div
 
 MOST_CHANNELS, MOST_TAPS, MOST_STRIDE = 4, 16, 16  # taps along an axis
 _SUMS = 160  # registers of a thread's sums, at most

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
+from ..assumed_sizes import sized
 from . import launch_time, tensor_cores
-from .family import Family, Numbers, ceil_div, sized
+from .family import Family, Numbers, ceil_div
 
 _ENOUGH = 113 << 10  # bytes with which two blocks are on a multiprocessor
 _CHANNELS = 64  # of a block, about: 128 bytes of a pixel

@@ -10,9 +10,10 @@ from typing import Any
 from relay_wgrad.problem import ConvProblem
 
 from ...codegen.regions import Region
+from ..assumed_sizes import sized
 from .check import Options
 from .families import FAMILIES
-from .family import of_planes, sized
+from .family import of_planes
 from .kernels import Kernel
 
 _NEAR = 2.5  # times the best expectation: what is expected to be slower is not tried

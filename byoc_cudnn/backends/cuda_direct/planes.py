@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
+from ..assumed_sizes import sized
 from . import launch_time, tensor_cores
-from .family import Family, Numbers, sized
+from .family import Family, Numbers
 
 CHANNELS, TAPS = 32, (3, 3, 3)
 MOST_READ = 64  # channels of a result's operand

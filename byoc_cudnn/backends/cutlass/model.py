@@ -23,11 +23,11 @@ from typing import Any
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...codegen.regions import Region
+from ..assumed_sizes import sized
 from .check import MAX_SLICES, Options, check, of_group
 from .hopper import HOPPER, WGMMA
 from .kernels import FEW_CHANNELS, MATH_BYTES, VECTOR, Kernel, candidates, math_of
 
-ASSUMED = {"n": 32, "h": 56, "w": 56}  # for sizes that are known at run time only
 MOST_WORKSPACE = 64 << 20  # bytes of a weight gradient's slices
 _FIXED = 400  # cycles to fill a block's pipeline
 _STORE = 0.23  # to write an element of its result
@@ -91,7 +91,7 @@ def choose(
     """The kernel that the model expects to be fastest, for the GPU `arch` (the oldest in
     the options).
 
-    Symbolic sizes count as `ASSUMED`.
+    Symbolic sizes count as `assumed_sizes` has them.
 
     Raises ValueError if there is none, or if `options.kernel` names none of the problem's.
     """
@@ -110,14 +110,14 @@ def ranked(
     Of several that wait for memory, the one with the least to do comes first.
     """
     machine = machine_of(options.archs[0] if arch is None else arch)
-    sized = _sized(problem)
+    known = sized(problem)
     found = [
-        Choice(kernel, slices, predict(sized, kernel, slices, machine))
+        Choice(kernel, slices, predict(known, kernel, slices, machine))
         for kernel in candidates(problem, epilogue, options)
         if kernel.shared_bytes <= machine.shared_bytes and options.kernel in (None, kernel.name)
-        for slices in slice_counts(sized, kernel, options)
+        for slices in slice_counts(known, kernel, options)
     ]
-    return sorted(found, key=lambda c: (c.cycles, _busy(sized, c.kernel, c.slices, machine)))
+    return sorted(found, key=lambda c: (c.cycles, _busy(known, c.kernel, c.slices, machine)))
 
 
 def tried(region: Region, arch: int, most: int) -> list[dict[str, Any]]:
@@ -144,11 +144,11 @@ def wider_channels(problem: ConvProblem, options: Options) -> ConvProblem | None
     machine = machine_of(options.archs[0])
 
     def cost(new: ConvProblem) -> float:
-        sized, old = _sized(new), _sized(problem)
+        larger, old = sized(new), sized(problem)
         copied = 0
         for role in new.roles:
             if new.shape(role) != problem.shape(role):
-                sizes = (math.prod(p.canonical_shape(role)) for p in (sized, old))
+                sizes = (math.prod(p.canonical_shape(role)) for p in (larger, old))
                 copied += DTYPE_BYTES[new.dtype(role)] * sum(sizes)
         launches = sum(new.shape(role) != problem.shape(role) for role in new.roles)
         cycles = choose(new, (), options).cycles
@@ -158,16 +158,6 @@ def wider_channels(problem: ConvProblem, options: Options) -> ConvProblem | None
     tried = [problem, *(replace(problem, **new) for new in some)]
     best = min((p for p in tried if check(p, "", options)), key=cost)
     return None if best == problem else best
-
-
-def _sized(problem: ConvProblem) -> ConvProblem:
-    missing = {n: v for n, v in ASSUMED.items() if not isinstance(getattr(problem, n), int)}
-    if "h" in missing:  # at least one pixel must come out
-        missing["h"] = max(missing["h"], problem.dilation[0] * problem.r)
-    if "w" in missing:
-        missing["w"] = max(missing["w"], problem.dilation[1] * problem.s)
-    changes: dict[str, Any] = dict(missing)
-    return replace(problem, **changes)
 
 
 def slice_counts(problem: ConvProblem, kernel: Kernel, options: Options) -> list[int]:

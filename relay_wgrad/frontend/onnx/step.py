@@ -12,12 +12,12 @@ import onnx
 from tvm.ir import IRModule
 
 from ...argument_types import check_type
+from ...transform.grad import adjoint_name
 from ..graph import TRAINING_GRAPH, TrainingGraph
 from ..weights import as_array
 from .export import LARGEST
 from .writing.function import function_to_onnx
 
-_ADJOINT = "main_adjoint"
 RATE = "learning_rate"
 
 
@@ -78,7 +78,9 @@ def gradient_to_onnx(
         raise ValueError(f"{graph.name}: weights of {size} bytes are more than one ONNX file holds")
     module = graph.gradient(names) if module is None else module
     outputs = [*graph.outputs, *(f"{n}_grad" for n in names)]
-    model = function_to_onnx(module, _ADJOINT, outputs=outputs, initial=values, name=graph.name)
+    model = function_to_onnx(
+        module, adjoint_name("main"), outputs=outputs, initial=values, name=graph.name
+    )
     if learning_rate is not None:
         _add_update(model, [n for n in names if n in graph.trainable], learning_rate, graph.dtype)
     return model

@@ -14,6 +14,7 @@ import tvm
 from relay_wgrad import relay
 from relay_wgrad.frontend import from_relax_script
 from relay_wgrad.relay import te, transform
+from tests.support.relay.texts import HEADER
 
 OPERATORS = "docs/reference/relay_operators.md"
 LAYOUTS = "docs/reference/relay_layouts.md"
@@ -21,7 +22,6 @@ PASSES = "docs/reference/relay_passes.md"
 RELAY = "docs/howto/relay.md"
 DIALECTS = "docs/reference/dialects.md"
 API = "docs/reference/relay_api.md"
-HEADER = '#[version = "0.0.5"]\n'
 VECTOR = "%x: Tensor[(4), float32]"
 
 
