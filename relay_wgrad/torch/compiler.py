@@ -28,6 +28,7 @@ from .pooling import divided_first, without_places
 from .programs import Choices, choices, compiled_at, drawn, module_at, one_device
 from .replayed import ALL, Written
 from .reports import CompiledGraph, reported
+from .tangents import lie_apart
 from .upsampling import UPSAMPLING
 from .whole import made_whole
 from .writes import keep_what_was_read, without_writes
@@ -99,10 +100,18 @@ def backend(
     if not is_registered():
         register()
     name = f"graph {next(_count)}"
-    if only:
-        from .inductor import compile_rest
+    with lie_apart(graph.graph):
+        if only:
+            from .inductor import compile_rest
 
-        return compile_rest(graph, example_inputs, name)
+            return compile_rest(graph, example_inputs, name)
+        return _whole(name, graphs, graph, example_inputs)
+
+
+def _whole(
+    name: str, graphs: bool, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """The graph with interpolation and norms of groups in one piece, where PyTorch traces that."""
     notes: tuple[str, ...] = ()
     writers = {**UPSAMPLING, **GROUPS}
     if any(node.target in writers for node in graph.graph.nodes):
@@ -149,7 +158,36 @@ def _partition(
     """Of the joint graph the two: those of a pair that is compiled as a whole, or else PyTorch's by
     the least that is kept between them."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    before = _copied(joint)
+    try:
+        return _rewritten(name, graphs, notes, joint, inputs, **given)
+    except Exception as error:  # of any kind, and of graphs that nobody has thought of
+        parts = min_cut_rematerialization_partition(before, inputs, **given)
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        return _apart(parts, f"{why:.300}")
+
+
+def _copied(joint: Any) -> torch.fx.GraphModule:
     from torch.utils._pytree import arg_tree_leaves
+
+    graph = torch.fx.Graph()
+    end = graph.output(tuple(arg_tree_leaves(graph.graph_copy(joint.graph, {}))))
+    end.meta = dict(joint.graph.output_node().meta)
+    return torch.fx.GraphModule(joint, graph)
+
+
+def _apart(parts: tuple[Any, Any], why: str) -> tuple[Any, Any]:
+    for part in parts:
+        part.meta[ATTRIBUTE] = f"the two passes are compiled apart: {why}"
+    return parts
+
+
+def _rewritten(
+    name: str, graphs: bool, notes: tuple[str, ...], joint: Any, inputs: Any, **given: Any
+) -> Any:
+    """`_partition`'s result; the joint graph is rewritten."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     without_places(joint.graph)
     without_copies(joint.graph)
@@ -159,18 +197,14 @@ def _partition(
         whole_norms(joint.graph)
     _without_running_statistics(joint.graph)
     joint.recompile()
-    whole = torch.fx.Graph()
-    whole.output(tuple(arg_tree_leaves(whole.graph_copy(joint.graph, {}))))
-    whole = torch.fx.GraphModule(joint, whole)
+    whole = _copied(joint)
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **given)
     count = given["num_fwd_outputs"]
     keep_what_was_read(forward.graph, count)
     forward.recompile()
     why = why_apart(whole, inputs, forward, backward, count)
     if why:
-        for part in (forward, backward):
-            part.meta[ATTRIBUTE] = f"the two passes are compiled apart: {why}"
-        return forward, backward
+        return _apart((forward, backward), why)
     reports = [_report(f"{name}, {part}", notes) for part in PARTS[:2]]
 
     def apart(graph: torch.fx.GraphModule, report: CompiledGraph, is_backward: bool) -> _Graph:

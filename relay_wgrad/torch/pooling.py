@@ -70,7 +70,7 @@ def divided_first(graph: torch.fx.Graph) -> None:
         of, *sizes = spread.args
         with graph.inserting_before(node), of.meta["val"].fake_mode:
             part = graph.call_function(node.target, (of, number))
-            part.meta = {**node.meta, "val": node.target(of.meta["val"], number)}
+            part.meta = {**node.meta, "val": node.target(of.meta["val"], _values(number))}
             new = graph.call_function(spread.target, (part, *sizes))
             new.meta = {**node.meta, "val": spread.target(part.meta["val"], *_values(sizes))}
         node.replace_all_uses_with(new)

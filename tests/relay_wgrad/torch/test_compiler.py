@@ -214,6 +214,64 @@ def test_what_cannot_be_compiled_falls_back(monkeypatch: pytest.MonkeyPatch) -> 
     assert compiled_graphs()[-1].reason == "RuntimeError: no such kernel"
 
 
+def test_what_cannot_be_rewritten_is_compiled_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a joint graph that a search through it fails on, the passes are compiled apart."""
+
+    def fails(graph: Any) -> None:
+        graph.erase_node(graph.output_node())
+        raise RuntimeError("a graph\nof another kind")
+
+    monkeypatch.setattr("relay_wgrad.torch.compiler.divided_first", fails)
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    torch.compile(torch.sin, backend=backend)(x).sum().backward()
+    assert torch.allclose(x.grad, x.cos(), rtol=1e-12)
+    assert [graph.reason for graph in graphs()] == ["", ""]
+    why = "the two passes are compiled apart: RuntimeError: a graph of another kind"
+    assert all(why in graph.notes for graph in graphs())
+
+
+def test_means_over_sizes_that_vary() -> None:
+    """The divisor of a mean's gradient is a product of symbolic sizes, and no number."""
+
+    def function(x: Any) -> Any:
+        return (x * x).mean((2, 3)) / x.shape[2]
+
+    step = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)
+    for size in (3, 5):
+        x = torch.randn(2, 4, size, 6, dtype=torch.float64, requires_grad=True)
+        found = [torch.autograd.grad(f(x).sin().sum(), x)[0] for f in (step, function)]
+        assert torch.allclose(*found, rtol=1e-12)
+    assert [(graph.reason, graph.sizes) for graph in graphs()] == [("", 2), ("", 2)]
+    assert not any("apart" in note for graph in graphs() for note in graph.notes)
+
+
+OVERLAPPING: dict[str, Any] = {
+    "windows": lambda x: x.unfold(1, 3, 2),
+    "windows beside another": lambda x: (x.unfold(2, 2, 1), x * 2),
+    "by strides": lambda x: x.contiguous().as_strided((3, 4), (1, 1)),
+    "one row for all": lambda x: x[:, :1].expand(-1, 3, -1),
+    "windows apart": lambda x: x.unfold(1, 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_gradients_of_results_that_overlap(name: str) -> None:
+    """Each element of such a result has a gradient of its own, which `aot_eager` loses."""
+
+    def function(x: Any) -> Any:
+        found = OVERLAPPING[name](x.sin())
+        return found if isinstance(found, tuple) else (found,)
+
+    x = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
+    step = torch.compile(function, backend=backend, fullgraph=True)
+    found = []
+    for results in (step(x), function(x)):
+        total = sum((y * torch.arange(y.numel()).reshape(y.shape)).sum() for y in results)
+        found.append(torch.autograd.grad(total, x)[0])
+    assert torch.allclose(*found, rtol=1e-12)
+    assert [graph.reason for graph in graphs()] == ["", ""]
+
+
 def test_results_have_memory_of_their_own() -> None:
     """What eager copies is a copy: changed in place, it leaves the operand as it was."""
 
