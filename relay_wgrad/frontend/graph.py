@@ -114,6 +114,7 @@ class TrainingGraph:
     limits: Limits = field(default_factory=Limits)  # of an open batch
     loss: Any = None  # its record, None for one of the model's own
     returned: Any = None  # PyTorch's tree of a result that is a tuple or the like of one tensor
+    writes: tuple[str, ...] = ()  # inputs that the module itself changes in place
 
     @property
     def batch(self) -> int:

@@ -182,6 +182,8 @@ class Program:
                     module, tuple(x.detach() for x in inputs), loss=asked.loss, dropout="mask"
                 )
             self._effects = reads.effects()
+            if graph.writes:
+                raise LostError(f"{graph.name} changes its argument {graph.writes[0]!r} in place")
         except LostError as error:
             self.lost, self.notes = str(error), [f"PyTorch runs this: {error}"]
             self.depends = Depends(reads, (), asked.gradients)

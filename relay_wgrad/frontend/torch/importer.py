@@ -181,6 +181,7 @@ class _Import(Reader):
             notes=tuple(ctx.notes),
             loss=loss if isinstance(loss, Loss) else None,
             returned=self._tree() if loss == "none" else None,
+            writes=self._changed("USER_INPUT_MUTATION"),
         )
         _check_gradients(graph)
         graph.checkpointed()  # raises for a name that cannot be one
@@ -292,23 +293,21 @@ class _Import(Reader):
             raise ValueError(f"{self.name}: loss='none' takes one output, got {len(given)} outputs")
         if not hasattr(given[index], "op"):  # the graph has a number itself, and no node
             raise ValueError(f"{self.name}: output {index} is {given[index]!r}, and no tensor")
-        changed = [
-            spec.target
-            for spec in self.program.graph_signature.output_specs
-            if spec.kind.name == "PARAMETER_MUTATION"
-        ]
+        changed: Sequence[str] = self._changed("PARAMETER_MUTATION")
         if changed:
             raise ValueError(f"{self.name}: it changes the parameter {changed[0]!r} in its forward")
         states = self._states()
         # A batch normalization counts its batches, and does not read how many there were.
         counters = {re.sub(r"[^.]+$", "num_batches_tracked", name) for name in states}
-        changed = [
-            spec.target for spec in self.program.graph_signature.output_specs
-            if spec.kind.name == "BUFFER_MUTATION" and spec.target not in states | counters
-        ]  # fmt: skip
+        changed = [x for x in self._changed("BUFFER_MUTATION") if x not in states | counters]
         if changed:
             raise ValueError(f"{self.name}: it changes the buffer {changed[0]!r}: not supported")
         return self.value(given[index])
+
+    def _changed(self, kind: str) -> tuple[str, ...]:
+        """The names of parameters, buffers or inputs that are given new values."""
+        specs = self.program.graph_signature.output_specs
+        return tuple(spec.target for spec in specs if spec.kind.name == kind)
 
 
 def _shapes(program: Any) -> list[tuple[str, Any]]:

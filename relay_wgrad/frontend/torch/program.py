@@ -98,7 +98,11 @@ def exported(
             f"{title}: run_decompositions was called, after which torch.no_grad() cannot be seen:"
             f" {_EXPORT_AGAIN}"
         )
-    given, axes, one = tuple(inputs or ()), None, None
+    # Of those that `torch.inference_mode` has made autograd, which traces, would keep none.
+    given = tuple(
+        x.clone() if isinstance(x, torch.Tensor) and x.is_inference() else x for x in inputs or ()
+    )
+    axes, one = None, None
     if not program:
         _check_hooks(title, module)
         if open_batch:

@@ -222,6 +222,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "keeps a tensor as 'kept' of the module",
     ),
     "no parameter": (lambda self, x: self.loose * 2, "'loose' of the module is used as a tensor"),
+    "argument": (lambda self, x: x.mul_(2), "Does changes its argument 'x' in place"),
+    "part of it": (lambda self, x: x[1:].zero_(), "Does changes its argument 'x' in place"),
 }
 
 
@@ -240,8 +242,10 @@ def test_what_a_compiled_pass_would_not_do(name: str) -> None:
             return self.layer(x)
 
     module = Does().double()
+    before = X.clone()
     with pytest.raises(ValueError, match=words):
         rt.TrainingStep(module, X)
+    assert torch.equal(X, before)
     assert (module.n, module.log, hasattr(module, "kept")) == (0, [0], False)
 
 

@@ -103,6 +103,17 @@ def test_functional_call_of_a_new_shape() -> None:
     assert isinstance(layer.weight, nn.Parameter)
 
 
+def test_arguments_of_inference_mode() -> None:
+    """What was made in that mode is no tensor that autograd keeps, and so a trace."""
+    layer = nn.Linear(4, 2)
+    step = rt.TrainingStep(layer, torch.ones(3, 4))
+    with torch.inference_mode():
+        x = torch.arange(20.0).reshape(5, 4)
+        torch.testing.assert_close(step(x), layer(x))
+    with torch.no_grad():
+        torch.testing.assert_close(step(x[:2]), layer(x[:2]))
+
+
 def test_statistics_of_averaged_weights() -> None:
     """`update_bn` sets momentum=None for a while."""
     layers, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(6, 4)
