@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..problem import ConvKind, transposed_size
@@ -71,6 +72,9 @@ def is_plain(first: Any, second: Any, bias: Any) -> bool:
         or torch._C._are_functorch_transforms_active()
         or _is_included(_LEGACY_VMAP)
         or first.is_meta
+        or first.is_nested  # and so without a shape
+        or second.is_nested
+        or (bias is not None and bias.is_nested)
         or _is_wrapped(first)  # perhaps of a transform that is over
         or _is_wrapped(second)
         or first._is_zerotensor()  # no memory: what a derivative that is zero may be
@@ -106,27 +110,28 @@ def ints(
     op: str, name: str, value: Any, counts: tuple[int, ...], low: int, each: int = 1
 ) -> tuple[int, ...]:
     """A tuple of as many ints as `counts` allows, none below `low`, nor `BOUND` or more; one int
-    stands for `each`."""
+    stands for `each`.  NumPy's integers are ints, as for PyTorch."""
     if not isinstance(value, (tuple, list)):
         value = (value,) * each
     for v in value:
-        if not isinstance(v, (int, torch.SymInt)) or isinstance(v, bool):
+        if not isinstance(v, (int, torch.SymInt, np.integer)) or isinstance(v, bool):
             raise TypeError(f"{op}: {name} must be integers, got {v!r} in {tuple(value)}")
+    value = tuple(int(v) if isinstance(v, np.integer) else v for v in value)
     if len(value) == 1:
         value = (value[0],) * each
     if len(value) not in counts:
         words = " or ".join(str(count) for count in counts)
-        raise ValueError(f"{op}: {name} must have {words} values, got {tuple(value)}")
+        raise ValueError(f"{op}: {name} must have {words} values, got {value}")
     for v in value:
         if v < low:
-            raise ValueError(f"{op}: {name} must be at least {low}, got {tuple(value)}")
+            raise ValueError(f"{op}: {name} must be at least {low}, got {value}")
         if v >= BOUND:
-            raise ValueError(f"{op}: {name} must be less than {BOUND}, got {tuple(value)}")
-    return tuple(value)
+            raise ValueError(f"{op}: {name} must be less than {BOUND}, got {value}")
+    return value
 
 
 def geometry(
-    op: str, rank: int, stride: Ints, padding: Any, dilation: Ints, groups: int
+    op: str, rank: int, stride: Ints, padding: Any, dilation: Ints, groups: Any
 ) -> Geometry:
     """Raises TypeError or ValueError naming the argument that is wrong."""
     if isinstance(padding, str):
@@ -135,6 +140,8 @@ def geometry(
     pads = ints(op, "padding", padding, (rank, 2 * rank), 0, rank)
     if len(pads) == rank:
         pads = (*pads, *pads)
+    if isinstance(groups, np.integer):
+        groups = int(groups)
     if not isinstance(groups, int) or isinstance(groups, bool):
         raise TypeError(f"{op}: groups must be an integer, got {groups!r}")
     if groups < 1:
@@ -170,6 +177,8 @@ def tensors(op: str, rank: int, **given: torch.Tensor | Facts) -> None:
     for name, tensor in given.items():
         if not isinstance(tensor, (torch.Tensor, Facts)):
             raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+        if isinstance(tensor, torch.Tensor) and tensor.is_nested:  # it has no shape to speak of
+            raise TypeError(f"{op}: {name} must be a dense tensor, got a nested one")
         axes = 1 if name == "bias" else 2 + rank
         if tensor.dim() != axes:
             raise ValueError(f"{op}: {name} must have {axes} axes, got shape {tuple(tensor.shape)}")

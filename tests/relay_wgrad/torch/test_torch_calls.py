@@ -292,3 +292,16 @@ def test_second_order_through_mixed_paths(transposed: bool) -> None:
             loss = sum(g.square().sum() for g in first)
             results.append(torch.autograd.grad(loss, leaves))
         assert max(map(error, *results)) < 1e-11
+
+
+def test_integers_of_numpy() -> None:
+    """They are ints, as for PyTorch's own functions."""
+    x, w, _ = tensors()
+    one, two = np.int64(1), np.int32(2)
+    got = rt.convolution(x, w, None, (one, two), (one, 0), one, one)
+    assert torch.equal(got, rt.convolution(x, w, None, (1, 2), (1, 0)))
+    sizes = [np.int64(n) for n in x.shape]
+    got = rt.convolution_backward_input(sizes, w, got, (one, two), (one, 0))
+    assert got.shape == x.shape
+    with pytest.raises(TypeError, match=r"stride must be integers, got np.float64\(1.0\)"):
+        rt.convolution(x, w, None, np.float64(1))
