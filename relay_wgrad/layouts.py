@@ -49,6 +49,15 @@ def to_layout(values: Sequence[T], src: str, dst: str) -> tuple[T, ...]:
     return tuple(values[axis] for axis in permutation(src, dst))
 
 
+def one_order(activation: str) -> tuple[str, str, str]:
+    """Layouts of data, weight and gradient in one memory order, as vendors' libraries have them.
+
+    >>> one_order("NHWC")
+    ('NHWC', 'OHWI', 'NHWC')
+    """
+    return activation, activation.translate(str.maketrans("NC", "OI")), activation
+
+
 def with_rank(layout: str, rank: int) -> str:
     """A layout of two dimensions with as many as that: depth stands before height.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..attrs import pair
-from ..layouts import KERNEL, to_layout
+from ..layouts import KERNEL, one_order, to_layout
 from ..problem import ConvKind, ConvProblem, symmetric
 from . import common
 from .common import NO_PAD, Conversion, Layouts, Pair, Quad
@@ -25,10 +25,7 @@ FUNCTIONS = {
     ConvKind.DGRAD: "cudnnConvolutionBackwardData",
     ConvKind.WGRAD: "cudnnConvolutionBackwardFilter",
 }
-FORMATS: dict[str, Layouts] = {
-    "NCHW": ("NCHW", "OIHW", "NCHW"),
-    "NHWC": ("NHWC", "OHWI", "NHWC"),
-}
+FORMATS: dict[str, Layouts] = {layout: one_order(layout) for layout in ("NCHW", "NHWC")}
 FILTERS = {"NCHW": "KCRS", "NHWC": "KRSC"}
 _KINDS = {name: kind for kind, name in FUNCTIONS.items()}
 _NAMES = ("R and S of w", "stride", "dilation", "groups")

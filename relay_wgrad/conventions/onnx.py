@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..attrs import as_ints, pair
+from ..layouts import one_order
 from ..problem import ConvKind
 from . import common
 from .common import NO_PAD, Conversion, Layouts, Pair, Quad, Written
 
 CONV, TRANSPOSE = "ONNX Conv", "ONNX ConvTranspose"
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
-LAYOUTS: Layouts = ("NCHW", "OIHW", "NCHW")
+LAYOUTS: Layouts = one_order("NCHW")
 _NAMES = ("kernel_shape", "strides", "dilations", "group")
 _TENSORS = {"data": "X", "weight": "W", "groups": "group"}
 _TRANSPOSED = {"grad": "X", "weight": "W", "groups": "group"}

@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..attrs import as_ints, pair
+from ..layouts import one_order
 from ..problem import ConvKind
 from . import common
 from .common import Axis, Conversion, Layouts, Pair, Quad, Window, Written
 
 CONV, TRANSPOSE = "PyTorch conv2d", "PyTorch conv_transpose2d"
-LAYOUTS: Layouts = ("NCHW", "OIHW", "NCHW")
+LAYOUTS: Layouts = one_order("NCHW")
 _NAMES = ("kernel_size", "stride", "dilation", "groups")
 _TENSORS, _TRANSPOSED = {"data": "input"}, {"grad": "input"}
 

@@ -300,11 +300,12 @@ _GRADIENTS: dict[str, Callable[..., Partials]] = {
     **ties.GRADIENTS,
 }
 
-_EXTREMA = tuple(f"relax.{name}" for name in ("max", "min", "argmax", "argmin"))
+EXTREMA = ("max", "min", "argmax", "argmin")
+"""Reductions that choose an element, or its place."""
 _LEGALIZERS = {
     **dict.fromkeys(half_reductions.REDUCTIONS, half_reductions.LEGALIZER),
     "relax.matmul": "legalize.products:matmul_rule",
-    **dict.fromkeys(_EXTREMA, "legalize.extrema:rule"),
+    **{f"relax.{name}": "legalize.extrema:rule" for name in EXTREMA},
     "relax.grad.max_pool2d_backward": "legalize.pooling:max_pool2d_backward_rule",
     "relax.grad.avg_pool2d_backward": "legalize.pooling:avg_pool2d_backward_rule",
 }

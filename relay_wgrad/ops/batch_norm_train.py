@@ -20,6 +20,7 @@ from .activations import ACTIVATIONS
 from .algebra import get_op, operands
 from .train_norm import (
     FORWARD,
+    GIVEN,
     GRADIENT_OF,
     NormAttrs,
     NormChecks,
@@ -220,9 +221,7 @@ DEF = opdef.OpDef(
     name=FORWARD,
     summary="batch normalization by the batch's statistics, with residual and activation",
     arguments=(
-        ("x", "Tensor", "What is normalized."),
-        ("gamma", "Tensor", "The scale of each channel."),
-        ("beta", "Tensor", "The shift of each channel."),
+        *GIVEN,
         ("others", "Tensor", "residual; running_mean and running_var; or all three."),
     ),
     variadic=True,

@@ -25,6 +25,7 @@ from .train_norm import (
     Terms,
     call_attrs,
     dtype_of,
+    given_backward,
     make_call,
     read_attrs,
     short,
@@ -219,15 +220,7 @@ def gradient(var: Any, call: relax.Call, ct: Any, ctx: Any) -> list[Any]:
 DEF = opdef.OpDef(
     name=BACKWARD,
     summary="the gradient of batch_norm_train",
-    arguments=(
-        ("dy", "Tensor", "The gradient of y."),
-        ("x", "Tensor", "What was normalized."),
-        ("gamma", "Tensor", "The scale of each channel."),
-        ("beta", "Tensor", "The shift of each channel."),
-        ("mean", "Tensor", "The mean of each channel."),
-        ("rstd", "Tensor", "1 / sqrt(variance + epsilon) of each channel."),
-        ("y", "Tensor", "The forward result, where there were a residual and an activation."),
-    ),
+    arguments=given_backward("each channel"),
     variadic=True,
     constructor=batch_norm_train_backward,
     rules={

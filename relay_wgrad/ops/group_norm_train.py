@@ -14,7 +14,7 @@ from .. import opdef
 from ..layout_rules.stock import follow_rule
 from .algebra import get_op, operands
 from .batch_norm_train import DEF as OF_BATCH
-from .train_norm import GROUP_FORWARD, make_call, read_attrs
+from .train_norm import GIVEN, GROUP_FORWARD, make_call, read_attrs
 
 OP = "group_norm_train"
 
@@ -62,9 +62,7 @@ DEF = opdef.OpDef(
     name=GROUP_FORWARD,
     summary="normalization of groups of channels, with residual and activation",
     arguments=(
-        ("x", "Tensor", "What is normalized."),
-        ("gamma", "Tensor", "The scale of each channel."),
-        ("beta", "Tensor", "The shift of each channel."),
+        *GIVEN,
         ("residual", "Tensor", "What is added before the activation, if anything."),
     ),
     variadic=True,

@@ -14,7 +14,7 @@ from .. import opdef
 from ..layout_rules.stock import follow_rule
 from .algebra import get_op, operands
 from .batch_norm_train_backward import DEF as OF_BATCH
-from .train_norm import GROUP_BACKWARD, make_call, read_attrs
+from .train_norm import GROUP_BACKWARD, given_backward, make_call, read_attrs
 
 OP = "group_norm_train_backward"
 
@@ -64,15 +64,7 @@ def group_norm_train_backward(
 DEF = opdef.OpDef(
     name=GROUP_BACKWARD,
     summary="the gradient of group_norm_train",
-    arguments=(
-        ("dy", "Tensor", "The gradient of y."),
-        ("x", "Tensor", "What was normalized."),
-        ("gamma", "Tensor", "The scale of each channel."),
-        ("beta", "Tensor", "The shift of each channel."),
-        ("mean", "Tensor", "The mean of each group of an image."),
-        ("rstd", "Tensor", "1 / sqrt(variance + epsilon) of each group of an image."),
-        ("y", "Tensor", "The forward result, where there were a residual and an activation."),
-    ),
+    arguments=given_backward("each group of an image"),
     variadic=True,
     constructor=group_norm_train_backward,
     rules={**OF_BATCH.rules, opdef.INFER_LAYOUT: follow_rule(GROUP_BACKWARD)},

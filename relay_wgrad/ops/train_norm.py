@@ -272,6 +272,27 @@ def _sizes(ty: relax.TensorType) -> list[Size] | None:
     return [as_size(v) for v in shape.values] if isinstance(shape, relax.ShapeExpr) else None
 
 
+# ---- what operators are told about their arguments ----------------------------------------------
+
+SCALE_AND_SHIFT = (
+    ("gamma", "Tensor", "The scale of each channel."),
+    ("beta", "Tensor", "The shift of each channel."),
+)
+GIVEN = (("x", "Tensor", "What is normalized."), *SCALE_AND_SHIFT)
+
+
+def given_backward(whose: str) -> tuple[tuple[str, str, str], ...]:
+    """A gradient's; `whose` are the statistics."""
+    return (
+        ("dy", "Tensor", "The gradient of y."),
+        ("x", "Tensor", "What was normalized."),
+        *SCALE_AND_SHIFT,
+        ("mean", "Tensor", f"The mean of {whose}."),
+        ("rstd", "Tensor", f"1 / sqrt(variance + epsilon) of {whose}."),
+        ("y", "Tensor", "The forward result, where there were a residual and an activation."),
+    )
+
+
 # ---- algebra -------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ from ..problem import ConvKind, ConvProblem
 from . import cuda_kernels, kernels
 from .choosing import MARGIN, TOLERANCE, UNKNOWN, Took, distance, times_of, why_not
 from .modules import Conv2d, ConvTranspose2d
+from .reads import HOOKS
 
 _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.Conv2d: Conv2d,
@@ -343,6 +344,6 @@ def _twin(module: torch.nn.Module, kind: type[torch.nn.Module]) -> torch.nn.Modu
     """A layer on the same parameters, without hooks."""
     twin: torch.nn.Module = object.__new__(kind)
     twin.__dict__.update(module.__dict__)
-    for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+    for hooks in HOOKS:
         twin.__dict__[hooks] = type(module.__dict__[hooks])()
     return twin

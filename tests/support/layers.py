@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from relay_wgrad.dtypes import MIXED
+from relay_wgrad.layouts import one_order
 from relay_wgrad.problem import SHORT, ConvKind, ConvProblem
 
 LAYOUTS = {"NHWC": ("NHWC", "HWIO", "NHWC"), "NCHW": ("NCHW", "OIHW", "NCHW")}
 # One memory order for all three tensors: what vendors' libraries take.
-ORDERS = {"NHWC": ("NHWC", "OHWI", "NHWC"), "NCHW": ("NCHW", "OIHW", "NCHW")}
+ORDERS = {layout: one_order(layout) for layout in ("NHWC", "NCHW")}
 DTYPES = {SHORT[dtype]: dtype for dtype in MIXED}
 
 

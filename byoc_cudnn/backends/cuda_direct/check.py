@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from relay_wgrad.layouts import one_order
 from relay_wgrad.problem import ConvProblem
 
 from ...decision import YES, Decision, no
@@ -17,9 +18,7 @@ from .family import of_planes
 NAME = "cuda_direct"
 CODEGEN = "relay_wgrad_cuda_direct"
 
-LAYOUTS = (
-    ("NHWC", "OHWI", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NDHWC", "ODHWI", "NDHWC"),
-)  # fmt: skip
+LAYOUTS = (one_order("NHWC"), one_order("NCHW"), one_order("NDHWC"))
 """(data, weight, grad): one memory order for all three."""
 
 ARCHS = (75, 80, 86, 89, 90, 100, 120)

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 
 from relay_wgrad.dtypes import HALVES, MIXED
+from relay_wgrad.layouts import one_order
 from relay_wgrad.problem import ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
@@ -19,9 +20,9 @@ from ..rules import known_channels, one_of_layouts
 NAME = "cudnn"
 CODEGEN = "relay_wgrad_cudnn"
 
-LAYOUTS = (("NCHW", "OIHW", "NCHW"), ("NHWC", "OHWI", "NHWC"))
+LAYOUTS = (one_order("NCHW"), one_order("NHWC"))
 """(data, weight, grad): one memory order for all three."""
-VOLUME_LAYOUTS = (("NCDHW", "OIDHW", "NCDHW"), ("NDHWC", "ODHWI", "NDHWC"))
+VOLUME_LAYOUTS = (one_order("NCDHW"), one_order("NDHWC"))
 """The same in three dimensions."""
 
 DTYPES = MIXED

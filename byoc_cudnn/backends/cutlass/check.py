@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from relay_wgrad.layouts import one_order
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ...decision import YES, Decision, no
@@ -20,7 +21,7 @@ from .hopper import hopper_algorithm
 NAME = "cutlass"
 CODEGEN = "relay_wgrad_cutlass"
 
-LAYOUTS = (("NHWC", "OHWI", "NHWC"),)
+LAYOUTS = (one_order("NHWC"),)
 """(data, weight, grad): channels last in all three."""
 
 ARCHS = (75, 80, 86, 89, 90)

@@ -8,10 +8,8 @@ from typing import Any, TypeGuard
 from tvm import relax
 
 from ...dtypes import numpy_dtype
+from ...ops.auxiliary import EXTREMA
 from ..types import TensorType, TupleType, Type
-
-# Of nothing there is none to choose, also where nobody asks for it.
-_CHOOSING = ("max", "min", "argmax", "argmin")
 
 
 def of_nothing(name: str, ty: Type) -> Any | None:
@@ -22,7 +20,8 @@ def of_nothing(name: str, ty: Type) -> Any | None:
     """
     fields = ty.fields if isinstance(ty, TupleType) else (ty,)
     empty = [relax.op.zeros(field.shape, field.dtype) for field in fields if _is_empty(field)]
-    if not fields or len(empty) < len(fields) or name in _CHOOSING:
+    # Of nothing there is none to choose, also where nobody asks for it.
+    if not fields or len(empty) < len(fields) or name in EXTREMA:
         return None
     return relax.Tuple(empty) if isinstance(ty, TupleType) else empty[0]
 
