@@ -152,14 +152,19 @@ def composite(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         kept, share = t.number(1 - attrs.momentum), t.number(attrs.momentum)
         results.append(t.plus(t.times(given["running_mean"], kept), t.times(mean, share)))
         if attrs.unbiased:
-            share = _unbiased(t, share)
+            share = _unbiased(t)
         results.append(t.plus(t.times(given["running_var"], kept), t.times(variance, share)))
     return relax.Tuple(results)
 
 
-def _unbiased(t: Terms, share: Any) -> Any:
+def _unbiased(t: Terms) -> Any:
+    """momentum n/(n-1), of n values: a number where n is one, since a compiler would make and run
+    three kernels to find it."""
+    values = t.values()
+    if values is not None:
+        return t.number(t.attrs.momentum * (values / (values - 1)))
     count = t.count()
-    return t.times(share, t.over(count, t.minus(count, t.number(1))))
+    return t.times(t.number(t.attrs.momentum), t.over(count, t.minus(count, t.number(1))))
 
 
 def gradient(var: Any, call: relax.Call, ct: Any, ctx: Any) -> list[Any]:
@@ -199,7 +204,7 @@ def _by_statistics(t: Terms, mean: Any, rstd: Any, cts: list[Any], flowing: list
     cube = t.times(rstd, rstd, rstd, t.number(-0.5))  # of rstd by the variance
     by_variance = [t.times(cts[2], cube)] if 2 in flowing else []
     if 4 in flowing:
-        factor = _unbiased(t, share) if t.attrs.unbiased else share
+        factor = _unbiased(t) if t.attrs.unbiased else share
         by_variance.append(t.times(cts[4], factor))
     count = t.count()
     first = t.over(t.plus(*by_mean), count) if by_mean else nothing

@@ -394,11 +394,18 @@ class Terms:
         """The factor of what is weighed: rstd, and gamma where that is in no weight."""
         return rstd if self.split else self.times(gamma, rstd)
 
+    def values(self) -> int | None:
+        """How many values share statistics, where that is known."""
+        sizes = [as_size(self.shape[axis]) for axis in self.axes]
+        known = [n for n in sizes if isinstance(n, int)]
+        return math.prod(known) if len(known) == len(sizes) else None
+
     def count(self) -> Expr:
         """How many values share statistics."""
+        values = self.values()
+        if values is not None:
+            return self.number(values)
         sizes = [self.shape[axis] for axis in self.axes]
-        if all(isinstance(as_size(n), int) for n in sizes):
-            return self.number(math.prod(int(n) for n in sizes))
         ones = self.emit(R.ones(relax.ShapeExpr(sizes), "float64"))
         return self.emit(R.astype(self.emit(R.sum(ones)), self.dtype))
 

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from tvm.ir import assert_structural_equal
 
+from relay_wgrad.pipeline.fused_kernels import legalize_ops
 from relay_wgrad.transform import ConvertLayout, grad, mixed_precision
 from tests.support.layout_cases import calls
 from tests.support.norm_cases import Case, module
@@ -168,3 +169,14 @@ def test_mixed_precision_keeps_tensors_half_and_statistics_float32() -> None:
     casts = [str(c.args[0].name) for c in calls(mod, "astype")]
     assert len(casts) == 3  # the third is the loss's
     assert sorted(casts)[-2:] == ["w", "x"]
+
+
+# ---- what it is made of --------------------------------------------------------------------------
+
+
+def test_of_known_sizes_no_operator_is_of_numbers_alone() -> None:
+    """Each would be a kernel that a compiler makes and runs to fold it, 50 times in a network."""
+    mod = grad(module(Case((3, 4, 5, 6), activation="relu", running=True, statistics=True)))
+    kernels = [c.args[1].fields for c in calls(legalize_ops()(mod), "call_tir")]
+    assert len(kernels) > 9
+    assert not [given for given in kernels if all(isinstance(x, tvm.ir.Constant) for x in given)]
