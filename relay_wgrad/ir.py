@@ -71,7 +71,7 @@ def tensor_bytes(ty: Any) -> int | None:
     """The bytes of a tensor of known sizes; None for all else."""
     if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
         return None
-    sizes = ty.shape.values
+    sizes = ty.shape.values[:]
     if ty.dtype is None or not all(isinstance(size, tirx.IntImm) for size in sizes):
         return None
     return math.prod(map(int, sizes)) * tvm.DataType(str(ty.dtype)).itemsize

@@ -30,6 +30,8 @@ ROW, OPTIONS = "relay_wgrad.row", "relay_wgrad.options"
 RELAY_OPTIONS = "relay_wgrad_options"
 # A Relax function of an optimizer's update, or of a count: its rule and numbers as JSON.
 UPDATE = "relay_wgrad.update"
+# A kernel's statements that a call may take the place of (`relay_wgrad.building.parts`).
+PART = "relay_wgrad.part"
 # A kernel that does nothing but check a size.
 CHECK = "relay_wgrad.check"
 # A kernel: the results that may be written in the place of an operand; a module: those of functions

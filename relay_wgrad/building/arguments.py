@@ -136,7 +136,7 @@ def _sizes(ty: Any) -> tuple[int, ...] | None:
     """Of a tensor whose sizes and dtype are known."""
     if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
         return None
-    sizes = list(ty.shape.values)
+    sizes = ty.shape.values[:]
     is_known = ty.dtype is not None and all(isinstance(n, tirx.IntImm) for n in sizes)
     return tuple(map(int, sizes)) if is_known else None
 
@@ -151,7 +151,7 @@ def _fits(value: Any, kernels: Mapping[GlobalVar, Any], known: Mapping[Any, _Kno
     kernel = kernels.get(value.op) if isinstance(value, relax.Call) else None
     if kernel is None or len(kernel.params) != len(value.args):
         return False
-    for buffer, argument in zip(kernel.params, value.args, strict=True):
+    for buffer, argument in zip(kernel.params[:], value.args[:], strict=True):
         is_constant = isinstance(argument, GenericConst)
         tensor = _Known() if is_constant else known.get(argument, _Known(moved=False))
         sizes = _sizes(argument.ty)

@@ -34,6 +34,7 @@ from ..cores import usable_cores
 from ..keys import SYMBOL
 from ..output import working_folder
 from .disk_cache import DiskCache, key_of
+from .parts import outlined
 from .versions import compilers
 
 DEBUG = "RELAY_WGRAD_DEBUG"  # 1 and more: each kernel is told of on standard error
@@ -41,7 +42,8 @@ LOWERING = "5"  # of `lowering`, to be raised with it
 ENTRY = "tirx.is_entry_func"
 # A word that may be a variable's name: no attribute, no argument's name, nothing that is called.
 _WORD = re.compile(r'"(?:\\.|[^"\\])*"|(?<![\w.])[A-Za-z_]\w*(?![\w.(=])')
-_PART = 4  # kernels of one object that is made ahead
+_A_KERNEL, _A_PART = "kernel_", "part_"  # how their symbols begin
+_AHEAD = 4  # kernels of one object that is made ahead
 EACH, MOST = 4, 12  # objects for each core at least; kernels in one, more or less, at most
 Told = Callable[[int, int, int], None]
 
@@ -73,13 +75,17 @@ class Object:
 @dataclass(frozen=True)
 class _Unit:
     """What becomes a part of an object: its functions by their symbols, whether they look at their
-    arguments, and how long their text is.  Those that call each other are one."""
+    arguments, and how long their text is.  Those that call each other are one.
+
+    parts : units of what they call in other objects (`parts`).
+    """
 
     symbols: Mapping[str, str]
     key: str
     functions: Mapping[GlobalVar, tirx.PrimFunc]
     checks: bool
     length: int
+    parts: Sequence[_Unit] = ()
 
 
 def objects(
@@ -115,6 +121,7 @@ def objects(
     with ThreadPoolExecutor(max(1, min(len(groups), cores))) as pool:
         try:
             units = _distinct(pool.map(unit_of, groups))
+            units = _distinct([*units, *(part for unit in units for part in unit.parts)])
             found, rest = _kept(units, kept, ahead.objects() if ahead else ())
             waiting = [pool.submit(work.made, some) for some in _shared(rest, cores)]
             known = sum(not seconds for each in found for seconds in each.seconds.values())
@@ -149,12 +156,25 @@ class _Work:
         now = tvm.transform.PassContext.current()
         self._level, self._config = now.opt_level, dict(now.config)
         self._facts = ("kernel", LOWERING, *settings(target), *compilers())
+        self._parts: dict[str, _Unit] = {}
 
     def alone(self, name: str, function: tirx.PrimFunc, checks: bool) -> _Unit:
         """A kernel."""
+        parts: dict[str, _Unit] = {}
+
+        def symbol_of(part: str, made: tirx.PrimFunc) -> str:
+            if part not in self._parts:
+                self._parts[part] = self._unit(part, _A_PART, made, checks=False)
+            parts[part] = self._parts[part]
+            return parts[part].symbols[part]
+
+        unit = self._unit(name, _A_KERNEL, outlined(function, symbol_of), checks)
+        return replace(unit, parts=list(parts.values()))
+
+    def _unit(self, name: str, kind: str, function: tirx.PrimFunc, checks: bool) -> _Unit:
         text, number = _nameless(function)
         key = key_of([*self._facts, str(checks), text, number])
-        symbol = f"kernel_{key[:32]}"
+        symbol = f"{kind}{key[:32]}"
         functions = {GlobalVar(symbol): function.with_attr(SYMBOL, symbol)}
         return _Unit({name: symbol}, key, functions, checks, len(text))
 
@@ -194,7 +214,7 @@ class Ahead:
         self._pool = ThreadPoolExecutor(max(1, others))
         self._units: dict[int, tuple[tirx.PrimFunc, _Unit]] = {}
         items = [(str(var.name_hint), function) for var, function in kernels.items()]
-        parts = [items[i : i + _PART] for i in range(0, len(items), _PART)] if others else []
+        parts = [items[i : i + _AHEAD] for i in range(0, len(items), _AHEAD)] if others else []
         self._parts = [self._pool.submit(self._made, part) for part in parts]
 
     def __enter__(self) -> Ahead:
@@ -285,8 +305,12 @@ def _kept(
 
 def _shared(units: Sequence[_Unit], cores: int) -> list[list[_Unit]]:
     """Parts of about equal length, the longest first; enough of them that no core waits long."""
-    alone = [[unit] for unit in units if len(unit.functions) > 1]
-    rest = sorted((u for u in units if len(u.functions) == 1), key=lambda u: (-u.length, u.key))
+
+    def is_alone(unit: _Unit) -> bool:  # a part is with no program's kernels
+        return len(unit.functions) > 1 or any(map(_is_part, unit.symbols.values()))
+
+    alone = [[unit] for unit in units if is_alone(unit)]
+    rest = sorted((u for u in units if not is_alone(u)), key=lambda u: (-u.length, u.key))
     count = min(len(rest), max(EACH * cores, math.ceil(len(rest) / MOST)))
     parts: list[list[_Unit]] = [[] for _ in range(count)]
     lengths = [(0, i) for i in range(count)]
@@ -316,8 +340,15 @@ def _compiled(units: Sequence[_Unit], target: Target) -> tuple[bytes, dict[str, 
 
 
 def symbols_of(made: Iterable[Object]) -> dict[str, str]:
-    """What all their kernels are called in them, by their names in the program."""
-    return {name: symbol for each in made for name, symbol in each.symbols.items()}
+    """What all their kernels are called in them, by their names in the program; no parts."""
+    return {
+        name: symbol for each in made for name, symbol in each.symbols.items()
+        if not _is_part(symbol)
+    }  # fmt: skip
+
+
+def _is_part(symbol: str) -> bool:
+    return symbol.startswith(_A_PART)
 
 
 def _distinct(units: Iterable[_Unit]) -> list[_Unit]:

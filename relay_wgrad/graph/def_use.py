@@ -45,7 +45,7 @@ class Graph:
         self.value: dict[relax.Var, Expr] = {}
         self.uses: dict[relax.Var, list[Use]] = {}
         for number, block in enumerate(blocks_of(func)):
-            for binding in block.bindings:
+            for binding in block.bindings[:]:
                 self._add(binding, number)
         self.index = {binding.var: i for i, binding in enumerate(self.bindings)}
         bodies = bodies_of(func)
@@ -57,7 +57,7 @@ class Graph:
         self.block[binding.var] = number
         if isinstance(binding, relax.VarBinding):
             self.value[binding.var] = value
-        parts = enumerate([value.op, *value.args], -1) if isinstance(value, relax.Call) else (
+        parts = enumerate([value.op, *value.args[:]], -1) if isinstance(value, relax.Call) else (
             (0, value),
         )  # fmt: skip
         for argument, part in parts:

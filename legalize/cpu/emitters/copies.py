@@ -17,6 +17,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
+from relay_wgrad.building.parts import part
+
 from .loops import (  # fmt: skip
     Expr,
     bind,
@@ -168,10 +170,9 @@ def _across_lanes(copy: Copy, side: int) -> None:
         with parallel(*sizes, whole) as (*index, tile):
             columns.start(index)
             c = bind(tile * side)
-            with serial(full) as number:
-                columns.tile(columns.places(number * side, side), number * side, c)
-            if tail:
-                columns.strided(columns.places(full * side, tail), full * side, c)
+            with serial(ceildiv(length, side)) as number:
+                first = _start(number, length, side)
+                columns.tile(columns.places(first, side), first, c)
         if rest:
             with parallel(*sizes) as index:
                 columns.start(index)
@@ -180,18 +181,21 @@ def _across_lanes(copy: Copy, side: int) -> None:
         return
     with parallel(*sizes, ceildiv(length, side)) as (*index, number):
         columns.start(index)
-        first = bind(number * side)
-        for count, condition in ((side, number < full), (tail, number >= full)):
-            if not count or (count == side and not full):
-                continue
-            with when(condition if full and tail else True):
-                places = columns.places(first, count)
-                if whole:
-                    with serial(whole) as tile:
-                        emit = columns.tile if count == side else columns.strided
-                        emit(places, first, bind(tile * side))
-                if rest:
-                    columns.scalars(places, first, whole * side, rest)
+        first, count = (_start(number, length, side), side) if full else (0, tail)
+        places = columns.places(first, count)
+        if whole:
+            with serial(whole) as tile:
+                emit = columns.tile if full else columns.strided
+                emit(places, first, bind(tile * side))
+        if rest:
+            columns.scalars(places, first, whole * side, rest)
+
+
+def _start(number: Expr, length: int, side: int) -> Expr:
+    """Where a tile of columns begins: the last one ends with the run, and copies again some that
+    its neighbour does, to the same."""
+    first = number * side
+    return bind(first if length % side == 0 else tirx.min(first, int64(length - side)))
 
 
 def _written(copy: Copy, length: int) -> Any:
@@ -232,14 +236,19 @@ class _Columns:
 
     def tile(self, places: list[Expr], first: Expr, c: Expr) -> None:
         """A square tile, transposed in registers."""
-        copy, side = self.copy, self.side
-        rows = [self.user + first + (c + i) * copy.lane.user for i in range(side)]
-        lane = bind(copy.lane_at(c))
-        columns = [place + lane for place in places]
-        source, target = (rows, columns) if copy.to_core else (columns, rows)
-        values = [bind(copy.get(at, at, side, copy.core_dtype)) for at in source]
-        for at, value in zip(target, transposed(values), strict=True):
-            copy.put(value, at, at, side)
+        copy, side, step = self.copy, self.side, self.copy.lane.user
+        start, lane = bind(self.user + first + c * step), bind(copy.lane_at(c))
+
+        def write(user: Expr, step: Expr, core: Expr, *places: Expr) -> None:
+            _square(replace(copy, user=user, core=core), [i * step for i in range(side)], places)
+
+        direction = "in" if copy.to_core else "out"
+        name = f"transposed_{direction}_{side}_{copy.user_dtype}_{copy.core_dtype}"
+        starts = tirx.address_of(copy.user[int64(start)]), tirx.address_of(copy.core[int64(lane)])
+        arguments = [starts[0], int64(step), starts[1], *map(int64, places)]
+        with part(name, arguments, write):
+            rows = [start + i * step for i in range(side)]
+            _square(copy, rows, [place + lane for place in places])
 
     def strided(self, places: list[Expr], first: Expr, c: Expr) -> None:
         """Fewer columns than a tile has: each is a vector with a stride in the caller's memory."""
@@ -262,6 +271,14 @@ class _Columns:
             for j, place in enumerate(places):
                 at = row + j, place + copy.lane_at(lane)
                 copy.put(copy.get(*at, 1, copy.core_dtype), *at, 1)
+
+
+def _square(copy: Copy, rows: Sequence[Expr], columns: Sequence[Expr]) -> None:
+    """Of vectors that begin there in the caller's and in the cores' memory."""
+    source, target = (rows, columns) if copy.to_core else (columns, rows)
+    values = [bind(copy.get(at, at, len(rows), copy.core_dtype)) for at in source]
+    for at, value in zip(target, transposed(values), strict=True):
+        copy.put(value, at, at, len(rows))
 
 
 def _split_run(dims: Sequence[Dim]) -> tuple[list[Dim], list[Dim]]:
