@@ -21,6 +21,7 @@ from ..emitters.axes import Axis
 from ..emitters.copies import Copy, Dim, move
 from ..emitters.loops import (
     Expr,
+    Scratch,
     bind,
     cast,
     int64,
@@ -225,89 +226,112 @@ class _Tiles:
                 T.buffer_store(self.y, acc[register], [there])
 
 
-_ROWS = 4  # of a tile of `_Columns`, at most
 _HELD = 9  # taps that wait in registers
+_SUMS, _FEW_SUMS = 16, 12  # vectors of a tile's sums, at most
 
 
 class _Columns:
-    """Each channel's volume by itself, with vectors of columns."""
+    """Each channel's volume by itself, with vectors of columns.
+
+    A ring has copies of the planes that a plane of results reads, with zeros around their rows: it
+    stays in a level-1 cache, where a whole volume would not.
+    """
 
     def __init__(self, problem: ConvProblem, m: Machine, v: Volume) -> None:
         operand, _, result = problem.roles
         self.problem, self.lanes, self.axes = problem, v.lanes, _axes(problem)
         self.x, self.w, self.y = v.flat(operand), v.flat("weight"), v.flat(result)
         self.steps = v.steps("weight")
-        # With zeros around it; each row of columns ends in whole vectors.
-        reach = [(axis.out - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
-                 for axis in self.axes]  # fmt: skip
-        columns = self.axes[2]
-        vectors = -(-columns.out // self.lanes)
-        reach[2] = vectors * self.lanes + (columns.kernel - 1) * columns.dilation
-        self.reach, self.vectors = reach, vectors
-        self.wide = 3 if m.has_few_registers else 4  # vectors of a tile's row, at most
-        # A vector that begins in the midst of a cache line takes two, so it should be read once.
-        rows = self.axes[1]
+        depths, rows, columns = self.axes
+        self.slots = min((depths.kernel - 1) * depths.dilation + 1, depths.size)
+        self.high, self.read = (
+            (axis.out - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
+            for axis in (rows, columns)
+        )
+        # A vector that begins in the midst of a cache line takes two: the middle tap's do not.
+        self.margin = -(columns.kernel // 2) * columns.dilation % self.lanes
+        self.wide = -(-(self.margin + self.read) // self.lanes) * self.lanes
+        self.vectors = -(-columns.out // self.lanes)
+        self.most = 3 if m.has_few_registers else 4  # vectors of a tile's row
+        # So it should be read once, too.
         self.shares_rows = (
             not m.has_few_registers
             and problem.r * problem.s <= _HELD
             and rows.stride == rows.dilation == 1
         )
+        sums = _FEW_SUMS if m.has_few_registers else _SUMS
+        most = sums // min(self.vectors, self.most)
+        self.rows = -(-rows.out // -(-rows.out // most))  # of tiles that are about equal
 
     def write(self) -> None:
         p, accum = self.problem, self.problem.accum_dtype
         depths, rows, _ = self.axes
+        stride, last = depths.stride, (depths.kernel - 1) * depths.dilation - depths.before
         with parallel(p.n, p.c) as (n, c):
-            volume = local("volume", math.prod(self.reach), accum)
+            scratch = Scratch()
+            # The last row's last vector may begin with its last column.
+            size = self.slots * self.high * self.wide + self.lanes
+            ring = scratch.new("planes", size, accum)
+            for start, some, lanes in _vectors(size, self.lanes):
+                with serial(some) as i:
+                    T.buffer_store(ring, zero(accum, lanes), [vector(start + i * lanes, lanes)])
             image = n * p.c + c
-            self._copy(volume, bind(image * math.prod(axis.size for axis in self.axes)))
+            source = bind(image * math.prod(axis.size for axis in self.axes))
             weights = bind(c * self.steps["O"])
-            high, rest = divmod(rows.out, _ROWS)
+            self._copy(ring, source, max(0, -depths.before), min(last + 1 - stride, depths.size))
+            high, rest = divmod(rows.out, self.rows)
             with serial(depths.out) as z:
+                first, end = bind(z * stride - depths.before), bind(z * stride + last + 1)
+                begin = bind(T.max(T.max(first, end - stride), int64(0)))
+                self._copy(ring, source, begin, bind(T.min(end, int64(depths.size))))
                 out = bind((image * depths.out + z) * rows.out)
                 if high:
                     with serial(high) as number:
-                        self._rows(volume, weights, out, z, bind(number * _ROWS), _ROWS)
+                        self._rows(ring, weights, out, z, bind(number * self.rows), self.rows)
                 if rest:
-                    self._rows(volume, weights, out, z, high * _ROWS, rest)
+                    self._rows(ring, weights, out, z, high * self.rows, rest)
+            scratch.keep()
 
-    def _copy(self, volume: Expr, image: Expr) -> None:
-        accum, total = self.problem.accum_dtype, math.prod(self.reach)
-        for start, some, lanes in _vectors(total, self.lanes):
-            with serial(some) as i:
-                place = vector(start + i * lanes, lanes)
-                T.buffer_store(volume, zero(accum, lanes), [place])
-        first = [max(0, -axis.before) for axis in self.axes]  # that is read
-        here = [max(0, axis.before) for axis in self.axes]
-        count = [
-            min(axis.size - begin, wide - at)
-            for axis, begin, at, wide in zip(self.axes, first, here, self.reach, strict=True)
-        ]
-        if min(count) <= 0:
+    def _copy(self, ring: Expr, image: Expr, begin: Expr, end: Expr) -> None:
+        """The planes [begin, end) of the data, each to its slot of the ring."""
+        if isinstance(begin, int) and isinstance(end, int) and begin >= end:
             return
-        sizes = [axis.size for axis in self.axes]
-        with serial(count[0]) as d, serial(count[1]) as h:
-            source = ((first[0] + d) * sizes[1] + first[1] + h) * sizes[2] + first[2]
-            source = bind(image + source)
-            target = ((here[0] + d) * self.reach[1] + here[1] + h) * self.reach[2] + here[2]
-            target = bind(target)
-            for start, some, lanes in _vectors(count[2], self.lanes):
-                with serial(some) as i:
-                    at = start + i * lanes
-                    value = self.x[vector(source + at, lanes)]
-                    T.buffer_store(volume, value, [vector(target + at, lanes)])
+        _, rows, columns = self.axes
+        first = [max(0, -axis.before) for axis in (rows, columns)]  # that is read
+        here = [max(0, axis.before) for axis in (rows, columns)]
+        high = min(rows.size - first[0], self.high - here[0])
+        wide = min(columns.size - first[1], self.read - here[1])
+        if high <= 0 or wide <= 0:
+            return
+        with serial(T.max(int64(end), begin), begin) as d:
+            plane = bind(image + (d * rows.size + first[0]) * columns.size + first[1])
+            slot = bind((d % self.slots * self.high + here[0]) * self.wide + self.margin + here[1])
+            with serial(high) as h:
+                source, target = bind(plane + h * columns.size), bind(slot + h * self.wide)
+                for start, some, lanes in _vectors(wide, self.lanes):
+                    with serial(some) as i:
+                        at = start + i * lanes
+                        value = self.x[vector(source + at, lanes)]
+                        T.buffer_store(ring, value, [vector(target + at, lanes)])
 
-    def _rows(self, volume: Expr, weights: Expr, out: Expr, z: Expr, a: Expr, high: int) -> None:
+    def _rows(self, ring: Expr, weights: Expr, out: Expr, z: Expr, a: Expr, high: int) -> None:
         """`high` rows of results from `a` on, of a depth whose first row is `out`."""
-        wide = self.wide
+        wide = self.most
         whole = self.axes[2].out // (wide * self.lanes)
         if whole:
             with serial(whole) as number:
-                self._tile(volume, weights, out, z, a, high, number * wide, wide)
+                self._tile(ring, weights, out, z, a, high, number * wide, wide)
         if rest := self.vectors - whole * wide:
-            self._tile(volume, weights, out, z, a, high, whole * wide, rest)
+            self._tile(ring, weights, out, z, a, high, whole * wide, rest)
+
+    def _plane(self, z: Expr, t: Expr) -> Expr:
+        """The first row of the plane that a tap of plane `z` of the results reads, in the ring."""
+        depths = self.axes[0]
+        return bind((z * depths.stride + t * depths.dilation - depths.before) % self.slots
+                    * self.high)  # fmt: skip
 
     def _tile(
-        self, volume: Expr, weights: Expr, out: Expr, z: Expr, a: Expr, high: int, first: Expr,
+        self, ring: Expr, weights: Expr, out: Expr, z: Expr, a: Expr, high: int, first: Expr,
         wide: int,
     ) -> None:  # fmt: skip
         p, lanes, accum = self.problem, self.lanes, self.problem.accum_dtype
@@ -315,12 +339,14 @@ class _Columns:
         acc = local("acc", high * wide * lanes, accum)
         for i in range(high * wide):
             T.buffer_store(acc, zero(accum, lanes), [vector(i * lanes, lanes)])
+        begin, end = depths.reached(depths.taps(0), z)
         if self.shares_rows:
-            self._sum_rows(acc, volume, weights, (z, a), (high, wide, first))
+            with serial(end, begin) as t:
+                self._sum_rows(acc, ring, weights, (z, t, a), (high, wide, first))
         else:
-            with serial(p.t) as t, serial(p.r) as r:
-                line = (z * depths.stride + t * depths.dilation) * self.reach[1]
-                line = bind((line + a * rows.stride + r * rows.dilation) * self.reach[2])
+            with serial(end, begin) as t, serial(p.r) as r:
+                line = self._plane(z, t) + a * rows.stride + r * rows.dilation
+                line = bind(line * self.wide + self.margin)
                 dgrad = p.kind is ConvKind.DGRAD
                 own = (p.t - 1 - t, p.r - 1 - r) if dgrad else (t, r)
                 taps = bind(weights + own[0] * self.steps["D"] + own[1] * self.steps["H"])
@@ -330,9 +356,9 @@ class _Columns:
                     value = cast(self.w[int64(taps + tap * self.steps["W"])], accum, 1)
                     value = bind(splat(value, lanes))
                     for i in range(high):
-                        row = line + i * rows.stride * self.reach[2] + s * columns.dilation
+                        row = line + i * rows.stride * self.wide + s * columns.dilation
                         for j in range(wide):
-                            data = volume[vector(row + (first + j) * lanes, lanes)]
+                            data = ring[vector(row + (first + j) * lanes, lanes)]
                             register = vector((i * wide + j) * lanes, lanes)
                             T.buffer_store(acc, acc[register] + data * value, [register])
 
@@ -351,30 +377,28 @@ class _Columns:
                 store_head(self.y, place + j * lanes, acc, start, lanes, min(lanes, left))
 
     def _sum_rows(
-        self, acc: Expr, volume: Expr, weights: Expr, where: tuple[Expr, Expr],
+        self, acc: Expr, ring: Expr, weights: Expr, where: tuple[Expr, Expr, Expr],
         size: tuple[int, int, Expr],
     ) -> None:  # fmt: skip
-        """A tile's sums, where each vector that is read serves all rows of taps."""
+        """A tile's sums of a tap in depth, where each vector read serves all rows of taps."""
         p, lanes, accum = self.problem, self.lanes, self.problem.accum_dtype
-        depths, _, columns = self.axes
-        (z, a), (high, wide, first) = where, size
+        _, _, columns = self.axes
+        (z, t, a), (high, wide, first) = where, size
         dgrad = p.kind is ConvKind.DGRAD
-        with serial(p.t) as t:
-            own = weights + (p.t - 1 - t if dgrad else t) * self.steps["D"]
-            values = {}
-            for r, s in itertools.product(range(p.r), range(p.s)):
-                row, column = (p.r - 1 - r, p.s - 1 - s) if dgrad else (r, s)
-                tap = own + row * self.steps["H"] + column * self.steps["W"]
-                values[r, s] = bind(splat(cast(self.w[int64(tap)], accum, 1), lanes))
-            plane = (z * depths.stride + t * depths.dilation) * self.reach[1]
-            line = bind((plane + a) * self.reach[2] + first * lanes)
-            for row, s in itertools.product(range(high + p.r - 1), range(p.s)):
-                for j in range(wide):
-                    place = line + row * self.reach[2] + s * columns.dilation + j * lanes
-                    data = bind(volume[vector(place, lanes)])
-                    for r in range(max(0, row - high + 1), min(p.r, row + 1)):
-                        register = vector(((row - r) * wide + j) * lanes, lanes)
-                        T.buffer_store(acc, acc[register] + data * values[r, s], [register])
+        own = weights + (p.t - 1 - t if dgrad else t) * self.steps["D"]
+        values = {}
+        for r, s in itertools.product(range(p.r), range(p.s)):
+            row, column = (p.r - 1 - r, p.s - 1 - s) if dgrad else (r, s)
+            tap = own + row * self.steps["H"] + column * self.steps["W"]
+            values[r, s] = bind(splat(cast(self.w[int64(tap)], accum, 1), lanes))
+        line = bind((self._plane(z, t) + a) * self.wide + self.margin + first * lanes)
+        for row, s in itertools.product(range(high + p.r - 1), range(p.s)):
+            for j in range(wide):
+                place = line + row * self.wide + s * columns.dilation + j * lanes
+                data = bind(ring[vector(place, lanes)])
+                for r in range(max(0, row - high + 1), min(p.r, row + 1)):
+                    register = vector(((row - r) * wide + j) * lanes, lanes)
+                    T.buffer_store(acc, acc[register] + data * values[r, s], [register])
 
 
 def _vectors(count: int, lanes: int) -> list[tuple[int, int, int]]:
