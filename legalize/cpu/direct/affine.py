@@ -10,6 +10,7 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ..emitters.axes import Axis
 from ..emitters.memory import NO_BORDER, Memory
+from ..emitters.slabs import Slabs
 from ..emitters.tiles import Tile, cache_sets_conflict, channel_block, pixel_tile, row_tile
 from ..machine import Machine
 from .blocked import Blocked
@@ -53,14 +54,19 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     deep = depth.border() if depth and blocked else (0, 0)
     weight, panels = memory.panels("I" if dgrad else "O", groups, channels, reduced, block)
     memory.move_weight(weight, panels, True, reverse=dgrad)
-    batch = memory.batch(
+    tensors = (
         memory.operand(operand, groups, reduced, border=(top, left, bottom, right), deep=deep),
         memory.result(groups, channels),
     )
+    slabs = batch = None
+    if depth and not blocked and memory.image_bytes(*tensors) > memory.slab_bytes:
+        slabs = Slabs(memory, depth, *tensors)
+    else:
+        batch = memory.batch(*tensors)
     *_, height, width = out
     plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
     merged = streams = False
-    if pointwise and plain:
+    if batch and pointwise and plain:
         # 1 x 1 convolutions are matrix products: the pixels of an image are one row, and if the
         # batch is known and images follow each other, so are those of all images.
         images = batch.images if problem.is_static else problem.n
@@ -73,8 +79,14 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     if axes[0].phases == 1 and axes[0].rows_of_taps(1) < _FEWER * axes[0].rows_of_taps(rows):
         rows = 1  # taps off the image are left out where they miss all rows of a tile
     tile = Tile(rows, columns, vectors, lanes)
-    core: Core | Blocked = Core(problem, m, memory.accum, axes, tile, streams, depth)
-    if blocked:
-        core = Blocked(problem, m, memory.accum, axes, row_tile(m, vectors, lanes), depth)
+    own = Core(problem, m, memory.accum, axes, tile, streams, depth)
+    if slabs:
+        with slabs.each() as (planes, (x, y)):
+            own.write(x, y, weight, panels, 1, planes)
+        return
+    core = own if not blocked else Blocked(
+        problem, m, memory.accum, axes, row_tile(m, vectors, lanes), depth
+    )  # fmt: skip
+    assert batch is not None
     with batch.each() as (_, count, (x, y)):
         core.write(x, y, weight, panels, 1 if merged else count)

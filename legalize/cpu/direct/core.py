@@ -19,6 +19,7 @@ from ..emitters.loops import (
     digits,
     int64,
     local,
+    opaque,
     outer,
     parallel,
     prefetch,
@@ -47,7 +48,7 @@ class Deep:
             return
         self.place, self.exists = depth.place(z, phase)
         taps = depth.taps(phase)
-        self.first, self.tap = z * depth.scale + taps.offset, taps.first
+        self.first, self.tap = bind(z * depth.scale + taps.offset), taps.first
         self.reach, self.step = taps.reach, taps.step
         self._range = depth.reached(taps, z)
 
@@ -78,11 +79,15 @@ class Core:
         self.line = m.line(accum)
         self.streams = streams  # a row of pixels that are read and written in order
 
-    def write(self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr) -> None:
+    def write(
+        self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr,
+        planes: tuple[Expr, int] | None = None,
+    ) -> None:  # fmt: skip
+        """The loops; of a volume over some `planes` of each phase, (the first, how many)."""
         rows, columns = self.axes
         tile = self.tile
         high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
-        deep = self.depth.count if self.depth else 1
+        first, deep = planes or (0, self.depth.count if self.depth else 1)
         sizes = (images, deep, high, wide)
         weights = panels.size * DTYPE_BYTES[self.accum]
         # All weights stay in the cache if they fit; else one block of them does, for all pixels.
@@ -92,7 +97,7 @@ class Core:
         )  # fmt: skip
         with parallel(*order) as index:
             n, z, a, b, g, block = index if small else (*index[2:], *index[:2])
-            a, b = bind(a * tile.rows), bind(b * tile.columns)
+            z, a, b = bind(first + z), bind(a * tile.rows), bind(b * tile.columns)
             phases = (self.depth.phases if self.depth else 1, rows.phases, columns.phases)
             with serial(math.prod(phases)) as phase:
                 where, of_phase = (n, z, a, b, g, block), digits(phase, phases)
@@ -126,12 +131,16 @@ class Core:
         steps = [p * rows.scale * x.h_step + q * columns.scale * x.w_step for p, q in pixels]
         h, w = rows.taps(phase[1]), columns.taps(phase[2])
         first = a * rows.scale + h.offset, b * columns.scale + w.offset
-        origin = bind(x.at(n, *first, g, deep.first))
+        origin = bind(x.at(n, *first, g))
         panel = bind(panels.at(g, block, h.first, w.first) + deep.tap * panels.t_step)
         reduced, w_count = w.as_terms(panels.reduced, x.w_step)
         begin, end = rows.reached(h, a, shape[0])
-        with deep.taps() as t, serial(end, begin) as r, serial(w_count) as s:
-            image = bind(origin + x.step((h, w), r, s) + t * (deep.reach * x.d_step))
+        with contextlib.ExitStack() as loops:
+            t = loops.enter_context(deep.taps())
+            plane = origin + x.plane(deep.first + t * deep.reach)
+            plane = opaque(plane) if self.depth else bind(plane)
+            r, s = (loops.enter_context(one) for one in (serial(end, begin), serial(w_count)))
+            image = bind(plane + x.step((h, w), r, s))
             taps = bind(panel + panels.step((h, w), r, s) + t * (deep.step * panels.t_step))
 
             def products(c: Expr) -> None:

@@ -100,14 +100,20 @@ class Axis:
         at = a * self.phases + phase
         return at, (at < self.out if self.out % self.phases else True)
 
-    def border(self) -> tuple[int, int]:
-        """Zeros needed before and after the operand."""
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first position that output 0 of any phase reads, and the last one."""
         ends = (-self.before, (self.kernel - 1) * self.dilation - self.before)
         if self.dgrad:
             # The phase that tap r meets is (r*d - b) % t, so the offset there is -((r*d - b) // t).
             ends = (-(ends[1] // self.stride), -(ends[0] // self.stride))
-        last = ends[1] + (self.count - 1) * self.scale
-        return max(0, -ends[0]), max(0, last - self.size + 1)
+        return ends
+
+    def border(self) -> tuple[int, int]:
+        """Zeros needed before and after the operand."""
+        first, last = self.ends
+        last += (self.count - 1) * self.scale
+        return max(0, -first), max(0, last - self.size + 1)
 
     def reached(self, taps: Taps, start: Expr, outputs: int = 1) -> tuple[Expr, Expr]:
         """The first tap that is on the operand, and the last but one, for one of the outputs of a

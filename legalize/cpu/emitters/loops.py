@@ -84,6 +84,14 @@ def bind(value: Expr) -> Expr:
     return value if isinstance(value, int) else T.Bind(value)
 
 
+def opaque(value: Expr) -> Expr:
+    """`bind` of a value that TVM's passes should not look into: a remainder within many others
+    makes `NarrowDataType` take a minute.  LLVM finds the register."""
+    cell = local("cell", 1, "int64")
+    T.buffer_store(cell, int64(value), [int64(0)])
+    return T.Bind(cell[int64(0)])
+
+
 @contextlib.contextmanager
 def when(condition: Expr) -> Iterator[None]:
     """Statements under a condition; none for True."""

@@ -31,7 +31,8 @@ MOST_COPIED = 32 << 20
 @dataclass(frozen=True)
 class Image:
     """An activation in memory.  Element (n, h, w) of channel c in group g is at
-    base + n*n_step + h*h_step + w*w_step + g*g_step + c; that of a volume's plane d d*d_step on."""
+    base + n*n_step + h*h_step + w*w_step + g*g_step + c; that of a volume's plane d d*d_step on, or
+    d % slots * d_step if it is a ring of so many planes."""
 
     buffer: Expr
     base: Expr
@@ -40,10 +41,15 @@ class Image:
     w_step: Expr
     g_step: Expr
     d_step: Expr = 0
+    slots: int = 0
 
     def at(self, n: Expr, h: Expr, w: Expr, g: Expr, d: Expr = 0) -> Expr:
         place = self.base + n * self.n_step + h * self.h_step + w * self.w_step + g * self.g_step
-        return place + d * self.d_step
+        return place + self.plane(d)
+
+    def plane(self, d: Expr) -> Expr:
+        """The place of plane `d`, which a ring must have, in a volume."""
+        return (T.truncmod(int64(d), int64(self.slots)) if self.slots else d) * self.d_step
 
     def step(self, taps: tuple[Taps, Taps], r: Expr, s: Expr) -> Expr:
         """From what a phase's first tap meets to what its tap (r, s) meets."""
@@ -91,6 +97,8 @@ class Memory:
         self.lanes = m.lanes(accum)
         # What the level-2 caches of all cores hold together is read faster than it was written.
         self.copied_bytes = min(m.l2_bytes * m.cores, MOST_COPIED)
+        # Beside a slab's copies there are weights, and what comes next; measured.
+        self.slab_bytes = self.copied_bytes // 2
         self.scratch = Scratch()
         self._flat = {
             role: flat(buffers[role], problem.dtype(role), problem.shape(role))
@@ -166,11 +174,18 @@ class Memory:
         *_, depth, _, _ = self.problem.canonical_shape(wanted.role)
         return depth + sum(wanted.deep) if self.problem.rank == 3 else 1
 
-    def room(self, wanted: Activation, images: int) -> Image:
-        """Memory for copies of so many images; the border and channels too many are zeros."""
+    def image_bytes(self, *activations: Activation) -> int:
+        """Of the copies of an image, or a volume."""
+        copied = [x for x in activations if x.is_copied]
+        count = sum(self.planes(x) * math.prod(self.size(x)) for x in copied)
+        return count * DTYPE_BYTES[self.accum]
+
+    def room(self, wanted: Activation, images: int, planes: int | None = None) -> Image:
+        """Memory for copies of so many images, of volumes of so many planes, all of them if None;
+        the border and channels too many are zeros."""
         top, left, *_ = wanted.border
         rows, columns, channels = self.size(wanted)
-        planes, plane = self.planes(wanted), rows * columns * channels
+        planes, plane = planes or self.planes(wanted), rows * columns * channels
         count = images * planes * plane
         buffer = self.scratch.new(f"{wanted.role}_core", count, self.accum)
         if wanted.role != self.problem.roles[2]:
@@ -194,25 +209,49 @@ class Memory:
 
     def move_images(self, wanted: Activation, image: Image, first: Expr, count: Expr) -> None:
         """Copies `count` images from `first` on in, or those of the result out."""
+        step, (*_, depth, _, _) = (
+            self.strides(wanted.role), self.problem.canonical_shape(wanted.role)
+        )  # fmt: skip
+        outer = {
+            "N": Dim(count, step["N"], image.n_step),
+            "D": Dim(depth, step.get("D", 0), image.d_step),
+        }
+        self._move(wanted, image, outer, image.base, first * step["N"])
+
+    def move_planes(
+        self, wanted: Activation, ring: Image, n: Expr, planes: tuple[Expr, Expr]
+    ) -> None:
+        """Copies the planes [begin, end) of image `n` to their slots of a ring, or out of them."""
+        step, (begin, end) = self.strides(wanted.role), planes
+        with serial(end, begin) as d:
+            at = n * step["N"] + d * step["D"]
+            self._move(wanted, ring, {}, ring.base + ring.plane(d), at)
+
+    def _move(
+        self, wanted: Activation, image: Image, outer: dict[str, Dim], to: Expr, user: Expr
+    ) -> None:
+        """Copies planes: those of `outer`, which begin `to` and at `user` of the caller's."""
         problem, step, groups = self.problem, self.strides(wanted.role), wanted.groups
-        *_, depth, h, w = problem.canonical_shape(wanted.role)
+        *_, h, w = problem.canonical_shape(wanted.role)
         lane_step, group_step = step["C"], step["C"] * wanted.per_group
         if wanted.interleaved:
             lane_step, group_step = lane_step * groups, lane_step
-        letters = {
-            "N": Dim(count, step["N"], image.n_step),
-            "D": Dim(depth, step.get("D", 0), image.d_step),
+        letters = outer | {
             "H": Dim(h, step["H"], image.h_step),
             "W": Dim(w, step["W"], image.w_step),
             "C": Dim(groups, group_step, image.g_step),
         }
-        dims = [letters[x] for x in problem.layout(wanted.role) if x != "C" or groups > 1]
+        dims = [
+            letters[x]
+            for x in problem.layout(wanted.role)
+            if x in letters and (x != "C" or groups > 1)
+        ]
         block = 1 << 30  # one block: channels of a group are contiguous
         move(
             Copy(
                 self._flat[wanted.role], problem.dtype(wanted.role), image.buffer, self.accum,
-                image.base, dims, Dim(wanted.per_group, lane_step, 1), block, block,
-                wanted.role != problem.roles[2], first * step["N"],
+                to, dims, Dim(wanted.per_group, lane_step, 1), block, block,
+                wanted.role != problem.roles[2], user,
             ),
             self.lanes,
         )  # fmt: skip
@@ -324,8 +363,7 @@ class Batch:
         self._memory = memory
         self._activations = activations
         self._n = n = memory.problem.n
-        each = sum(memory.planes(x) * math.prod(memory.size(x)) for x in activations if x.is_copied)
-        each *= DTYPE_BYTES[memory.accum]
+        each = memory.image_bytes(*activations)
         self.images: Expr = n  # at a time
         if each:
             self.images = most = max(1, memory.copied_bytes // each)

@@ -52,6 +52,15 @@ DEEP = (
     "{} n=1 c=17 d=7 h=6 w=5 k=24 t=3 r=2 s=3 stride=1,2,1 dil=2,1,2 pad=2,1,2,3,0,1",
     "{} n=1 c=160 d=3 h=3 w=3 k=20 t=3 r=3 s=3 pad=1,1,1,1,1,1",
 )
+# Copies larger than level-2 caches are made of some planes at a time: overlapping windows, phases
+# of dgrad, planes that no window reads.
+_APART = "{} n=1 c=160 d=14 h=18 w=18 k=8 t=2 r=2 s=2 stride=3,2,2 pad=0,1,1,0,1,1"
+SLABS = (
+    _APART,
+    "{} n=2 c=160 d=12 h=18 w=18 k=9 t=3 r=3 s=3 pad=1,1,1,1,1,1",
+    "{} n=1 c=320 d=11 h=17 w=18 k=16 t=3 r=2 s=2 stride=2,2,1 dil=2,1,1 pad=2,0,1,1,1,0 groups=2",
+    f"{_APART} layout=NDHWC/ODHWI/NDHWC",
+)
 HOST = cpu.host_target(2)  # with as many registers as this machine has
 
 
@@ -85,6 +94,14 @@ def test_taps_in_depth(kind: ConvKind, target: Target) -> None:
     packs = kind is ConvKind.WGRAD and machine(target).has_few_registers
     assert any(loops) if packs else all(loops)
     assert wrong([kernel.func for kernel in made], given, target) == []
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD])
+def test_slabs_of_planes(kind: ConvKind, cores: int) -> None:
+    target = cpu.host_target(cores)
+    given = [ConvProblem.parse(line.format(kind.value)) for line in SLABS]
+    assert wrong([cpu.prim_func(p, target) for p in given], given, target) == []
 
 
 @pytest.mark.share(5)
