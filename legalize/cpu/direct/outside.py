@@ -3,7 +3,9 @@
 Pixels are innermost in both activations, so they fill the vectors, and weights are scalars: nothing
 is transposed.  A task has some tiles of an image's pixels.  It copies what it reads of them to
 panels [tile][channel][pixel], so that a sum runs through memory and not over rows that are an
-image's pixels apart, whose lines would compete for the same places of a cache.
+image's pixels apart, whose lines would compete for the same places of a cache.  With 32 registers
+its products ask for the lines that the next task copies, as they come from beyond the level-2
+cache, and for those that the next tile is written to, unless these compete for places.
 """
 
 from __future__ import annotations
@@ -21,15 +23,18 @@ from ..emitters.loops import (
     bind,
     ceildiv,
     head,
+    int64,
     local,
     outer,
     parallel,
+    prefetch,
     serial,
     vector,
     when,
     zero,
 )
 from ..emitters.memory import NO_BORDER, Memory, Panels
+from ..emitters.tiles import cache_sets_conflict
 from ..machine import Machine
 
 _VECTORS = 3  # of a tile's row
@@ -74,6 +79,15 @@ class _Tile:
     there: Expr
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """The next group's pixels: where they begin, lines of a channel, lines that a tile asks for."""
+
+    begin: Expr
+    line: int
+    lines: int
+
+
 class _Kernel:
     def __init__(self, problem: ConvProblem, m: Machine, memory: Memory) -> None:
         self.problem, self.machine, self.memory = problem, m, memory
@@ -82,7 +96,8 @@ class _Kernel:
         self.x_step, self.y_step = memory.strides(operand), memory.strides(result)
         self.reduced = problem.canonical_shape(operand)[1]
         self.channels = problem.canonical_shape(result)[1]
-        self.lanes = m.lanes(memory.accum)
+        self.lanes, self.line = m.lanes(memory.accum), m.line(memory.accum)
+        self.bytes = DTYPE_BYTES[memory.accum]
         self.pixels = math.prod(problem.spatial)
         # A power of two, as copies of weights transpose squares.
         self.rows = min(4 if m.has_few_registers else 8, 1 << (self.channels - 1).bit_length())
@@ -102,22 +117,37 @@ class _Kernel:
             copied = local("pixels", many * self.reduced * self.width, self.memory.accum)
             self._copy(copied, n, first, count)
             # A block's rows are written for all tiles: memory is far, and rows are far apart.
+            ahead = self._ahead(n, group, groups, first + count, many * panels.blocks)
             with serial(each) as i, serial(count) as t:
                 block = bind(part * each + i)
+                number = bind(block * many + t)
                 for tile in self._tiles(first + t):
                     with when(tile.there):
-                        self._sums(copied, weight, panels, (n, first, t, block), tile)
+                        where = n, first, t, block, number
+                        self._sums(copied, weight, panels, where, tile, ahead)
 
     def _sizes(self, panels: Panels) -> tuple[int, int]:
         """(groups of an image's tiles, parts of the blocks of channels): a group's pixels take a
         quarter of the level-2 cache, and there are as many tasks as have even work."""
-        bytes_ = self.reduced * self.width * DTYPE_BYTES[self.memory.accum]
+        bytes_ = self.reduced * self.width * self.bytes
         groups = ceildiv(self.tiles, max(1, self.machine.l2_bytes // 4 // bytes_))
         images, cores = self.problem.n, self.machine.cores
         tasks = groups * (images if isinstance(images, int) else 1)
         fair = [x for x in range(1, panels.blocks + 1) if panels.blocks % x == 0]
         even = (x for x in fair if tasks * x % cores == 0 or tasks * x > _MANY_TASKS * cores)
         return groups, next(even, panels.blocks)
+
+    def _ahead(self, n: Expr, group: Expr, groups: int, end: Expr, sums: int) -> _Ahead | None:
+        """What the next group's pixels take in memory, of this image from tile `end` on or of the
+        next one; a group has so many `sums` of tiles."""
+        if self.machine.has_few_registers:
+            return None
+        begin = T.min(int64(n + 1), int64(self.problem.n - 1)) * self.x_step["N"]
+        if groups > 1:
+            here = n * self.x_step["N"] + end * self.width
+            begin = T.if_then_else(group < groups - 1, int64(here), begin)
+        line = ceildiv(ceildiv(self.tiles, groups) * self.width, self.line)
+        return _Ahead(bind(begin), line, ceildiv(line * self.reduced, sums))
 
     def _tiles(self, number: Expr) -> list[_Tile]:
         """The shapes that tile `number` may have."""
@@ -154,11 +184,31 @@ class _Kernel:
                                 [vector(to + v * lanes, some)],
                             )  # fmt: skip
 
-    def _sums(
-        self, copied: Expr, weight: Expr, panels: Panels, where: tuple[Expr, ...], tile: _Tile
+    def _ask(
+        self, ahead: _Ahead, number: Expr, step: tuple[Expr, int], target: Expr, vectors: int
     ) -> None:
+        """A step's share of the lines that a tile asks for."""
+        i, steps = step
+        for j in range(ceildiv(ahead.lines, steps)):
+            line = bind(number * ahead.lines + i + j * steps)
+            channel = T.min(int64(line // ahead.line), int64(self.reduced - 1))
+            place = channel * self.x_step["C"] + line % ahead.line * self.line
+            prefetch(self.x, ahead.begin + place, level=2)
+        row, total = self.y_step["C"], self.rows * vectors
+        if cache_sets_conflict(self.machine, 2 * self.rows, row * self.bytes):
+            return
+        some = ceildiv(total, steps)
+        for j in range(some):
+            line = bind(T.min(int64(i * some + j), int64(total - 1)))
+            place = line // vectors * row + line % vectors * self.lanes
+            prefetch(self.y, target + place, write=True)
+
+    def _sums(
+        self, copied: Expr, weight: Expr, panels: Panels, where: tuple[Expr, ...], tile: _Tile,
+        ahead: _Ahead | None,
+    ) -> None:  # fmt: skip
         """A block of channels of one tile."""
-        n, first, t, block = where
+        n, first, t, block, number = where
         lanes, accum = self.lanes, self.memory.accum
         size = tile.vectors * lanes
         row = self.y_step["C"]
@@ -169,11 +219,23 @@ class _Kernel:
             T.buffer_store(acc, zero(accum, lanes), [vector(i * lanes, lanes)])
         panel = bind(panels.at(0, block, 0, 0))
         source = bind(t * (self.reduced * self.width))
-        with serial(self.reduced) as c:
+
+        def products(c: Expr) -> None:
             at = bind(source + c * self.width)
             pixels = [copied[vector(at + v * lanes, lanes)] for v in range(tile.vectors)]
             weights = [weight[panel + c * self.rows + i] for i in range(self.rows)]
             outer(acc, lanes, weights, pixels)
+
+        steps = min(ahead.lines, self.reduced) if ahead else 0
+        each = self.reduced // steps if steps else 0
+        if ahead:
+            with serial(steps) as i:
+                self._ask(ahead, number, (i, steps), target + size, tile.vectors)
+                with serial(each) as c:
+                    products(i * each + c)
+        if steps * each < self.reduced:
+            with serial(self.reduced, steps * each) as c:
+                products(c)
         for rows, there in panels.widths(block):
             with when(there):
                 for i in range(rows):
