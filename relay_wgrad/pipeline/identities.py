@@ -17,9 +17,9 @@ from tvm import relax
 from ..dtypes import HALVES
 from ..graph.def_use import Graph
 from ..graph.rebuild import bound, rebuilt, with_functions
-from ..layout_rules.in_layout import sizes_of
+from ..transform.grad_paths import summed_with_zeros
 
-_CAST, _SUM, _ZEROS = "relax.astype", "relax.add", ("relax.zeros", "relax.zeros_like")
+_CAST = "relax.astype"
 _WIDER = {**dict.fromkeys(HALVES, ("float32", "float64")), "float32": ("float64",)}
 """Type -> the types that have all of its values."""
 
@@ -37,7 +37,7 @@ def _without(func: relax.Function) -> relax.Function:
     graph = Graph(func)
     same = {}
     for binding in graph.bindings:
-        for one in (_cast_back(graph, binding.var), _with_zeros(graph, binding.var)):
+        for one in (_cast_back(graph, binding.var), summed_with_zeros(graph, binding.var)):
             if one is not None:
                 same[binding.var] = one
     if not same:
@@ -60,14 +60,3 @@ def _cast_back(graph: Graph, var: relax.Var) -> relax.Var | None:
     dtype, between = str(source.ty.dtype), str(there.ty.dtype)
     same = dtype == str(back.ty.dtype) and between in _WIDER.get(dtype, ())
     return source if same else None
-
-
-def _with_zeros(graph: Graph, var: relax.Var) -> relax.Var | None:
-    """What a variable is a sum of with zeros, neither of which is broadcast."""
-    total = graph.call(var, _SUM)
-    for zeros, other in (total.args, reversed(total.args)) if total is not None else ():
-        made = graph.call(graph.resolved(zeros), *_ZEROS)
-        whole = sizes_of(var.ty) is not None and sizes_of(other.ty) == sizes_of(var.ty)
-        if made is not None and whole and isinstance(other, relax.Var):
-            return other
-    return None

@@ -21,7 +21,13 @@ from ..graph.rebuild import Writer, bound, rebuilt, with_bindings, with_params
 from ..graph.walk import Block, bindings_of, blocks_of, dataflow_block, functions_in
 from ..ir import expressions, op_name
 from ..keys import SYMBOL
-from .grad_paths import no_grad_differentiable, prepared, undifferentiable, without_stops
+from .grad_paths import (
+    no_grad_differentiable,
+    prepared,
+    undifferentiable,
+    without_stops,
+    without_zero_sums,
+)
 from .grad_types import check_partials
 from .size_checks import check_of, checked
 from .surface import ModulePass, check_relax_module
@@ -97,7 +103,7 @@ def grad(
     for k in range(1, order + 1):
         name = adjoint_name(fn, "" if order == 1 else k)
         adjoint = _first(mod, fn, func, params, target_index, name)
-        out[name] = checked(without_stops(adjoint), check)
+        out[name] = checked(without_zero_sums(without_stops(adjoint)), check)
         if k < order:  # a further order has to see where gradients stop
             func, params = _contract(adjoint, wanted, k)
             target_index = 0

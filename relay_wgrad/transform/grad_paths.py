@@ -3,7 +3,8 @@
 The stock pass asks every op for a gradient that its result has an adjoint of, whether or not it
 depends on what is differentiated by: `arange(3) * w` stops at `arange`.  And the gradient of a
 concatenation splits, but one part is no tuple.  Here edges on which no gradient flows are cut by
-`relax.grad.no_grad`, and a concatenation of one tensor becomes that tensor.
+`relax.grad.no_grad`, and a concatenation of one tensor becomes that tensor.  Of what the stock pass
+makes, sums with zeros are dropped: with them it begins the gradient of a tuple's field.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
+from ..graph.def_use import Graph
 from ..graph.rebuild import Writer, bound, normal, substitute, with_bindings
 from ..graph.walk import bindings_of, dataflow_block
 from ..ir import op_name
@@ -23,6 +26,7 @@ from ..ops import auxiliary
 
 NO_GRAD = "relax.grad.no_grad"
 _CONCAT = "relax.concat"
+_SUM, _ZEROS = "relax.add", ("relax.zeros", "relax.zeros_like")
 _CHECKPOINTS = ("relax.grad.start_checkpoint", "relax.grad.end_checkpoint")
 
 
@@ -91,6 +95,67 @@ def without_stops(func: relax.Function) -> relax.Function:
                 continue
         writer.keep(bound(binding, value), same)
     return with_bindings(func, writer.bindings)
+
+
+def without_zero_sums(func: relax.Function) -> relax.Function:
+    """`func`, of one dataflow block, with the other operand in the place of sums with zeros.
+
+    A library would take the zeros for a residual, which is written and read for nothing.
+    """
+    graph = Graph(func)
+    summed = ((binding.var, summed_with_zeros(graph, binding.var)) for binding in graph.bindings)
+    other = {var: one for var, one in summed if one is not None}
+    if not other:
+        return func
+    writer, same = Writer(dataflow_block(func)), dict[relax.Var, Any]()
+    for binding in graph.bindings:
+        if binding.var not in other:
+            writer.keep(binding, same)
+        elif isinstance(binding.var, relax.DataflowVar):
+            same[binding.var] = substitute(other[binding.var], same)
+        else:
+            writer.keep(bound(binding, other[binding.var]), same)
+    return with_bindings(func, _without_unread_fields(writer.bindings))
+
+
+def _without_unread_fields(bindings: list[Any]) -> list[Any]:
+    """Without zeros, tuples and their fields that nothing reads."""
+    read, kept = set[relax.Var](), []
+    for binding in reversed(bindings):
+        var, value = binding.var, binding.value
+        moves = isinstance(value, (relax.Tuple, relax.TupleGetItem)) or op_name(value) in _ZEROS
+        if var in read or not moves or not isinstance(var, relax.DataflowVar):
+            read.update(relax.analysis.free_vars(value))
+            kept.append(binding)
+    return kept[::-1]
+
+
+def summed_with_zeros(graph: Graph, var: relax.Var) -> relax.Var | None:
+    """What a variable is a sum of with zeros, neither of which is broadcast.
+
+    It is that but for -0, which the sum makes 0.
+    """
+    total = graph.call(var, _SUM)
+    for zeros, other in (total.args, reversed(total.args)) if total is not None else ():
+        made = graph.call(_first_name(graph, zeros), *_ZEROS)
+        if made is None or not isinstance(other, relax.Var) or var.ty.shape is None:
+            continue
+        if tvm_ffi.structural_equal(other.ty.shape, var.ty.shape):
+            return other
+    return None
+
+
+def _first_name(graph: Graph, expr: Any) -> Any:
+    """What an expression is but for other names, a field of a tuple that is written out too."""
+    while True:
+        expr = graph.resolved(expr)
+        value = graph.value.get(expr) if isinstance(expr, relax.Var) else None
+        if not isinstance(value, relax.TupleGetItem):
+            return expr
+        whole = graph.bound_to(value.tuple_value)
+        if not isinstance(whole, relax.Tuple):
+            return expr
+        expr = whole.fields[value.index]
 
 
 @contextlib.contextmanager

@@ -32,6 +32,16 @@ def straight(emit: Emit, y: Any, w: Any) -> Any:
     return emit(op.add(y, emit(stop(emit(op.subtract(emit(op.round(y)), y))))))
 
 
+def fields(emit: Emit, y: Any, w: Any) -> Any:
+    """The product of a split's first field, twice, and its last; nothing reads the one between."""
+    first, _, last = (emit(relax.TupleGetItem(parts, i)) for parts in [emit(op.split(y, 3, 1))]
+                      for i in range(3))  # fmt: skip
+    return emit(op.multiply(emit(op.multiply(first, first)), last))
+
+
+A, _, B = np.split(X * W, 3, 1)
+
+
 # name -> (what is summed, its value, its gradient by w)
 CASES: dict[str, tuple[Any, np.ndarray, np.ndarray]] = {
     "a constant's chain": (counted, X * W * np.flip(np.arange(3), 0), X * np.flip(np.arange(3), 0)),
@@ -54,6 +64,7 @@ CASES: dict[str, tuple[Any, np.ndarray, np.ndarray]] = {
         lambda e, y, w: e(op.concat([y, e(stop(y)), e(op.flip(e(stop(w)), 0))], 0)),
         np.concatenate([X * W, X * W, np.flip(W, 0)]), X,
     ),
+    "a split's fields": (fields, A * A * B, X * np.concatenate([2 * A * B, 0 * A, A * A], 1)),
     "nothing of it": (lambda e, y, w: e(op.flip(e(stop(y)), 0)), np.flip(X * W, 0), 0 * X),
 }  # fmt: skip
 
@@ -68,6 +79,13 @@ def test_gradient(build: Any, value: np.ndarray, expected: np.ndarray) -> None:
     got, (by_w,) = call(out, "main_adjoint", [X, W])
     np.testing.assert_allclose(got.numpy(), value.sum(), rtol=1e-12)
     np.testing.assert_allclose(by_w.numpy(), expected, rtol=1e-12)
+
+
+def test_no_sum_with_zeros() -> None:
+    """The stock pass begins the gradients of a split's fields with zeros."""
+    made = grad(module(fields), wrt=["w"])["main_adjoint"]
+    sums = [b for b in made.body.blocks[0].bindings if op_name(b.value) == "relax.add"]
+    assert len(sums) == 1, "the two gradients of the first field"
 
 
 def test_a_second_order_sees_the_stop() -> None:
