@@ -96,10 +96,16 @@ def _module(name: str) -> nn.Module:
     return timm.create_model(name, pretrained=False)
 
 
+class Still(nn.Identity):
+    """In the place of a dropout, whose rate some networks hand to an attention of PyTorch's."""
+
+    p = 0.0
+
+
 def still(module: nn.Module) -> nn.Module:
     """The module, with the identity in place of layers that draw random numbers."""
     for part in module.modules():
         for name, child in part.named_children():
             if type(child).__name__ in _RANDOM:
-                setattr(part, name, nn.Identity())
+                setattr(part, name, Still())
     return module

@@ -41,6 +41,7 @@ from .same_sizes import SameSizes
 from .single_terms import SingleTerms
 from .sizes_first import SizesFirst
 from .unread import Unread
+from .whole_sums import WholeSums, in_rows
 
 
 def fused_kernels() -> list[tvm.transform.Pass]:
@@ -49,6 +50,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         Joined(),
         Identities(),
         FactoredSums(),
+        WholeSums(),
         legalize_ops(),
         SizesFirst(),
         relax.transform.AnnotateTIROpPattern(),
@@ -131,11 +133,22 @@ def nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
             labels.shape, lambda *i: tirx.Select(labels(*i) == ignored, none, one), name="counted"
         )
 
-    total = bb.emit_te(topi.sum, bb.emit_te(picked, *call.args), primfunc_name_hint="sum")
+    total = _whole_sum(bb, bb.emit_te(picked, *call.args))
     if reduction == "sum":
         return bb.call_te(topi.identity, total, primfunc_name_hint="nll_loss")
-    count = bb.emit_te(topi.sum, bb.emit_te(counted, call.args[1]), primfunc_name_hint="sum")
+    count = _whole_sum(bb, bb.emit_te(counted, call.args[1]))
     return bb.call_te(topi.divide, total, count, primfunc_name_hint="nll_loss")
+
+
+def _whole_sum(bb: relax.BlockBuilder, x: relax.Var) -> relax.Var:
+    """The sum of a tensor, of a large one (labels of pixels) in two steps: `whole_sums`."""
+    sizes = list(x.ty.shape.values)
+    view = in_rows(list(map(int, sizes))) if _are_numbers(sizes) else None
+    if view is not None:
+        if view != list(map(int, sizes)):
+            x = bb.emit_te(topi.reshape, x, view, primfunc_name_hint="reshape")
+        x = bb.emit_te(topi.sum, x, list(range(len(view) - 1)), primfunc_name_hint="sum")
+    return bb.emit_te(topi.sum, x, primfunc_name_hint="sum")
 
 
 def relu(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
