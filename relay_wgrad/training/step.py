@@ -30,6 +30,7 @@ from ..transform.grad import adjoint_name
 from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
 from ..transform.raise_norm import raise_batch_norm
+from ..transform.unstacked import unstacked
 
 ADJOINT = adjoint_name("main")
 SCALE = "loss_scale"
@@ -115,9 +116,10 @@ def differentiated(
     factor : the name of a last parameter that multiplies that result, and so its gradients; the
         sum of the product is the last of the results then.
     """
-    module, half, target = graph.module, is_half(graph, dtype), 0
+    kept, half, target = _cuts(graph, checkpoint), is_half(graph, dtype), 0
+    module = unstacked(graph.module, "main", kept)
     if raise_norms:
-        module, _ = raise_batch_norm(module, "main", keep=_cuts(graph, checkpoint))
+        module, _ = raise_batch_norm(module, "main", keep=kept)
     if half:
         module = mixed_precision(module, "main", dtype=str(dtype), promoted=raise_norms)
     if factor is not None:
