@@ -33,6 +33,10 @@ from .reduction_init import first_values
 from .reshapes import Reshapes, with_reshapes
 from .workspaces import Workspaces
 
+# What rules raise of a kernel that they did not expect; a loop's length that is no number has no
+# `.value`.
+_NOT_THIS = (AssertionError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+
 
 class _Careful(dlight.base.ScheduleRule):
     """A schedule rule whose failure means: not this kernel."""
@@ -45,7 +49,7 @@ class _Careful(dlight.base.ScheduleRule):
         """The rule's schedule, or None."""
         try:
             return self.rule.apply(func, target, tunable)
-        except (AssertionError, LookupError, TypeError, ValueError, RuntimeError):
+        except _NOT_THIS:
             return None
 
 

@@ -67,6 +67,17 @@ with target:
 assert 'scope="shared"' in "".join(
     f.script() for f in made.functions.values() if isinstance(f, tirx.PrimFunc)
 )
+# A vector for each image, of pixels that are not divided by a block's threads.
+for pixels in (49, 64, 196):
+    x, y = (relax.Var(n, relax.TensorType(s, "float16"))
+            for n, s in (("x", (4, 1, pixels, 384)), ("y", (4, 1, 384, 1))))
+    vectors = relax.BlockBuilder()
+    with vectors.function("main", [x, y]):
+        vectors.emit_func_output(vectors.emit(R.matmul(x, y)))
+    with target:
+        made = cuda_pipeline()(vectors.get())
+    kernels = [f.script() for f in made.functions.values() if isinstance(f, tirx.PrimFunc)]
+    assert kernels and all("blockIdx.x" in text for text in kernels), pixels
 for pipeline in (cuda_pipeline(), get_default_pipeline(target)):
     for case in cases:
         texts = run(pipeline, *case)
