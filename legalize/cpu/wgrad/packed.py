@@ -28,7 +28,6 @@ Of a 1x1 kernel of stride 1 the pixels are one run of memory, which allows more:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tvm.tirx.script import builder as T
@@ -56,7 +55,8 @@ from ..emitters.memory import NO_BORDER, Batch, Image, Memory
 from ..emitters.partial_sums import parts_of
 from ..emitters.tiles import channel_block, heights, tile_rows
 from ..machine import Machine
-from .pixels import at_least, cut, reach
+from .panels import Packing, Panel, Run, Unit, unit_of
+from .pixels import cut
 from .work_split import Work, best_split
 
 LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
@@ -147,41 +147,6 @@ class Destination:
         return place + r * self.r_step + s * self.s_step
 
 
-@dataclass(frozen=True)
-class Unit:
-    """Some of the gradient's pixels, and a group: where they begin and how many there are."""
-
-    n: Expr
-    p: Expr
-    g: Expr
-    images: Expr
-    rows: Expr
-    columns: Expr
-
-    def pixel(self, row: Expr, image: Expr) -> Expr:
-        """The place of a row's first pixel in a panel."""
-        return (row * self.images + image) * self.columns
-
-
-@dataclass(frozen=True)
-class Panel:
-    """An operand of products, in panels or in place: its first pixel and the step to the next."""
-
-    buffer: Expr
-    at: Expr
-    step: Expr
-
-
-@dataclass(frozen=True)
-class Run:
-    """Pixels of a panel that a tap reaches: `lines` of `count`, the first at `first`."""
-
-    lines: Expr
-    first: Expr
-    count: Expr
-    step: Expr  # from line to line
-
-
 def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel: operands in, core, sum of the parts, result out."""
     groups, accum = problem.groups, memory.accum
@@ -248,6 +213,10 @@ class Core:
             element_bytes=bytes_,
         )
         self.split = best_split(self.work, m)
+        self.packing = Packing(
+            problem, accum, lanes, self.work.blocks, self.work.tiles, self.block, self.height,
+            self.y_step, self.x_step, self.pixels.total is not None,
+        )  # fmt: skip
         y, x = (tensor.w_step * bytes_ for tensor in batch.tensors)
         self.asks = self.pixels.total is not None and not m.has_few_registers
         places = [m.l1_way_bytes // math.gcd(step, m.l1_way_bytes) for step in (y, x)]
@@ -292,18 +261,18 @@ class Core:
                     self._clear(part, g, blocks, tiles)
             begin, end = map(bind, share(i, units, split.splits))
             with serial(end - begin) as number:
-                unit = self._unit(bind(begin + number), g)
+                unit = unit_of(self.pixels, bind(begin + number), g)
                 asks = []
                 if self.asks:
-                    later = self._unit(bind(T.min(begin + number + 1, end - 1)), g)
+                    later = unit_of(self.pixels, bind(T.min(begin + number + 1, end - 1)), g)
                     asks = [(image, bind(image.at(later.n, later.p, 0, 0))) for image in (y, x)]
                 if grad is not None:
-                    self._pack_grad(y, grad, unit, blocks)
+                    self.packing.grad(y, grad, unit, blocks)
                 with serial(problem.r) as r, serial(problem.s) as s:
                     if data is None:
                         run = Run(1, 0, unit.columns, 0)
                     else:
-                        run = self._pack_data(x, data, unit, (r, s), tiles)
+                        run = self.packing.data(x, data, unit, (r, s), tiles)
                     is_new = conjunction(is_first, number == 0) if problem.is_static else False
                     with serial(blocks[1] - blocks[0]) as b, serial(tiles[1] - tiles[0]) as t:
                         tile = bind(tiles[0] + t)
@@ -355,121 +324,6 @@ class Core:
             image.buffer, bind(begin + T.min(int64(number * (pixels * line)), int64(last))), line
         )
 
-    # ---- packing -------------------------------------------------------------------------------
-
-    def _unit(self, number: Expr, g: Expr) -> Unit:
-        pixels = self.pixels
-        _, units_p = pixels.units
-        n = bind(number // units_p * pixels.images)
-        p = bind(number % units_p * pixels.rows)
-        if pixels.total is not None:
-            columns = bind(T.min(int64(pixels.q), pixels.total - p * pixels.q))
-            return Unit(n, p, g, 1, 1, columns)
-        images, rows = pixels.images, pixels.rows
-        if not isinstance(pixels.n, int) or pixels.n % images:
-            images = bind(T.min(int64(images), pixels.n - n))
-        if pixels.p % rows:
-            rows = bind(T.min(int64(rows), pixels.p - p))
-        return Unit(n, p, g, images, rows, pixels.q)
-
-    def _pack_grad(self, y: Image, panels: Expr, unit: Unit, blocks: tuple[Expr, Expr]) -> None:
-        """The unit's gradient of a chunk of k; filters that are missing in a block are zeros."""
-        with serial(unit.rows) as row, serial(unit.images) as image:
-            source = bind(y.at(unit.n + image, unit.p + row, 0, unit.g) + blocks[0] * self.block)
-            target = bind(unit.pixel(row, image) * self.block)
-            with serial(unit.columns) as q:
-                here, there = bind(source + q * y.w_step), bind(target + q * self.block)
-
-                def copy(b: Expr, count: int) -> None:
-                    places = here + b * self.block, there + b * self.y_step
-                    self._copy(y.buffer, panels, *places, count)
-                    self._zeros(panels, places[1], count, self.block)
-
-                self._each(blocks, self.work.blocks, self.block, self.filters, copy)
-
-    def _pack_data(
-        self, x: Image, panels: Expr, unit: Unit, tap: tuple[Expr, Expr],
-        tiles: tuple[Expr, Expr],
-    ) -> Run:  # fmt: skip
-        """A tap's data of a chunk of c; returns the pixels that it reaches."""
-        problem, height = self.problem, self.height
-        (low, high), (left, right) = self._reached(unit, tap)
-        strides, dilation = problem.strides, problem.dilation
-        shift = [tap[i] * dilation[i] - problem.padding[i] for i in range(2)]
-        with serial(high, low) as row, serial(unit.images) as image:
-            line = (unit.p + row) * strides[0] + shift[0]
-            source = bind(x.at(unit.n + image, line, shift[1], unit.g) + tiles[0] * height)
-            target = bind(unit.pixel(row, image) * height)
-
-            with serial(right, left) as q:
-                here = bind(source + q * (strides[1] * x.w_step))
-                there = bind(target + q * height)
-
-                def copy(t: Expr, count: int) -> None:
-                    self._copy(x.buffer, panels, here + t * height, there + t * self.x_step, count)
-
-                self._each(tiles, self.work.tiles, height, self.channels, copy)
-
-        first, last = unit.pixel(low, 0), unit.pixel(high, 0)
-        if isinstance(left, int):  # all columns: one line
-            return Run(1, bind(first), bind(last - first), 0)
-        # One long line if this tap reaches all columns, which is faster.
-        lines, whole = bind((high - low) * unit.images), right - left == unit.columns
-        count = T.if_then_else(whole, int64(lines * unit.columns), int64(right - left))
-        lines = bind(T.if_then_else(whole, int64(1), int64(lines)))
-        return Run(lines, bind(first + left), bind(count), unit.columns)
-
-    def _reached(
-        self, unit: Unit, tap: tuple[Expr, Expr]
-    ) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr]]:
-        """(begin, end) of the unit's rows and of its columns that a tap reaches."""
-        problem = self.problem
-        rows, columns = (0, unit.rows), (0, unit.columns)
-        if self.pixels.total is not None:
-            return rows, columns
-        low, high = reach(problem, 0, tap[0], problem.p)
-        if (low, high) != (0, problem.p):
-            begin = bind(T.max(low - unit.p, 0))
-            rows = begin, at_least(T.min(high - unit.p, int64(unit.rows)), begin)
-        low, high = reach(problem, 1, tap[1], problem.q)
-        if (low, high) != (0, problem.q):
-            begin = bind(T.min(low, problem.q))
-            columns = begin, at_least(high, begin)
-        return rows, columns
-
-    def _each(
-        self, chunk: tuple[Expr, Expr], total: int, size: int, elements: int,
-        copy: Callable[[Expr, int], None],
-    ) -> None:  # fmt: skip
-        """Copies the panels of a chunk: (number in the chunk, elements), the last may be short."""
-        begin, end = chunk
-        rest = elements % size
-        if not rest:
-            with serial(end - begin) as number:
-                copy(number, size)
-            return
-        full = (
-            total - 1 - begin
-            if isinstance(end, int)
-            else bind(T.min(end, int64(total - 1)) - begin)
-        )
-        with serial(full) as number:
-            copy(number, size)
-        with when(True if isinstance(end, int) else end == total):
-            copy(full, rest)
-
-    def _copy(self, source: Expr, target: Expr, here: Expr, there: Expr, count: int) -> None:
-        here, there = bind(here), bind(there)
-        for start, lanes in _pieces(0, count, self.lanes):
-            value = source[vector(here + start, lanes)]
-            T.buffer_store(target, value, [vector(there + start, lanes)])
-
-    def _zeros(self, target: Expr, there: Expr, begin: int, end: int) -> None:
-        for start, lanes in _pieces(begin, end, self.lanes):
-            T.buffer_store(target, zero(self.accum, lanes), [vector(there + start, lanes)])
-
-    # ---- products ------------------------------------------------------------------------------
-
     def _tile(
         self, rows: int, data: Panel, grad: Panel, at: Expr, run: Run, is_new: Expr,
         ahead: list[Panel],
@@ -518,14 +372,3 @@ def _chunk(number: Expr, size: int, total: int) -> tuple[Expr, Expr]:
     begin = bind(number * size)
     end = begin + size
     return begin, bind(T.min(end, int64(total)) if total % size else end)
-
-
-def _pieces(start: int, end: int, lanes: int) -> list[tuple[int, int]]:
-    """(start, elements) of vectors that cover a range; the length of each is a power of two."""
-    found = []
-    while start < end:
-        while lanes > end - start:
-            lanes //= 2
-        found.append((start, lanes))
-        start += lanes
-    return found
