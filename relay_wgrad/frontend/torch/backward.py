@@ -20,7 +20,7 @@ from ..context import Context, shape_of
 from ..resampling import adaptive_matrix, at_places, border_places, by_matrix, chosen_matrix
 from ..weights import Array
 from .call import Builder, Call, ints
-from .layers import max_pool, pool_window
+from .layers import batched, max_pool, pool_window
 from .math import identity
 from .program import pytorch
 from .resizing import along, interpolation
@@ -38,6 +38,8 @@ def _max_pool(rank: int) -> Builder:
         made = max_pool(rank)(ctx, call)
         indices = None
         if rank == 2 and _are_wanted(call):
+            if len(call.shape) != 4:
+                raise ValueError("places of the maxima of an image without a batch")
             indices = _places(ctx, call, kernel, strides, padding, dilation)
         return made, indices
 
@@ -331,14 +333,14 @@ BACKWARD: dict[str, Builder] = {
     "avg_pool2d_backward.default": _average_pool_backward(2),
     "avg_pool3d_backward.default": _average_pool_backward(3),
     "detach.default": identity,
-    "max_pool2d_with_indices.default": _max_pool(2),
-    "max_pool2d_with_indices_backward.default": _max_pool2d_backward,
-    "max_pool3d_with_indices.default": _max_pool(3),
-    "max_pool3d_with_indices_backward.default": _max_pool3d_backward,
+    "max_pool2d_with_indices.default": batched(2, _max_pool(2)),
+    "max_pool2d_with_indices_backward.default": batched(2, _max_pool2d_backward, 2),
+    "max_pool3d_with_indices.default": batched(3, _max_pool(3)),
+    "max_pool3d_with_indices_backward.default": batched(3, _max_pool3d_backward, 2),
     "select_backward.default": _select_backward,
     "slice_backward.default": _slice_backward,
-    "relay_wgrad::max_pool2d_backward.default": _max_pool2d_backward,
-    "relay_wgrad::max_pool3d_backward.default": _max_pool3d_backward,
+    "relay_wgrad::max_pool2d_backward.default": batched(2, _max_pool2d_backward, 2),
+    "relay_wgrad::max_pool3d_backward.default": batched(3, _max_pool3d_backward, 2),
     "relay_wgrad::upsample.default": _own_resampled,
     "relay_wgrad::upsample_backward.default": _own_resampled_backward,
     **{name: filled(value, place, stored=False) for name, (value, place) in _FILLED.items()},

@@ -105,6 +105,23 @@ def _with_indices(pool: Builder) -> Builder:
     return lambda ctx, call: (pool(ctx, call), None)
 
 
+def batched(rank: int, build: Builder, operands: int = 1) -> Builder:
+    """The builder, for images without an axis for the batch too: a batch of one.  So many operands,
+    the first ones, are images, and so is the first result."""
+
+    def one(ctx: Context, call: Call) -> Any:
+        if len(shape_of(call.args[0])) != rank + 1:
+            return build(ctx, call)
+        for i in range(operands):
+            call.args[i] = ctx.emit(relax.op.expand_dims(call.args[i], [0]))
+        made = build(ctx, call)
+        several = isinstance(made, tuple)
+        first = ctx.emit(relax.op.squeeze(made[0] if several else made, [0]))
+        return (first, *made[1:]) if several else first
+
+    return one
+
+
 def _linear(ctx: Context, call: Call) -> Any:
     turned = ctx.emit(relax.op.permute_dims(call.args[1]))
     out = ctx.emit(relax.op.matmul(call.args[0], turned))
@@ -253,7 +270,7 @@ def _dropout(ctx: Context, call: Call) -> Any:
 _OF_RANK: dict[str, Builder] = {}
 for _rank in RANKS:
     _given = "default" if _rank == 1 else "input"
-    _OF_RANK |= {
+    _of_this = {
         f"avg_pool{_rank}d.default": _average_pool(_rank),
         f"conv{_rank}d.default": _convolution,
         f"conv{_rank}d.padding": _convolution,
@@ -261,7 +278,8 @@ for _rank in RANKS:
         f"max_pool{_rank}d.default": max_pool(_rank),
     }
     if _rank > 1:
-        _OF_RANK[f"max_pool{_rank}d_with_indices.default"] = _with_indices(max_pool(_rank))
+        _of_this[f"max_pool{_rank}d_with_indices.default"] = _with_indices(max_pool(_rank))
+    _OF_RANK |= {name: batched(_rank, build) for name, build in _of_this.items()}
 
 LAYERS: dict[str, Builder] = {
     **ACTIVATIONS,

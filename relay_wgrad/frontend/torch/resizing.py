@@ -17,6 +17,7 @@ from ..context import Context, shape_of
 from ..resampling import adaptive_matrix, at_places, by_matrix, folded
 from ..weights import Array
 from .call import Builder, Call, ints
+from .layers import batched
 from .names import op_of
 from .program import pytorch
 
@@ -68,8 +69,6 @@ def _adaptive_average_pool(rank: int) -> Builder:
         x, shape = call.args[0], shape_of(call.args[0])
         out = list(call.shape[-rank:])
         call.args[1]
-        if len(shape) != rank + 2:
-            raise ValueError(f"expected {rank + 2} axes, got shape {list(shape)}")
         if out == [1] * rank:
             return layers.global_average_pool(ctx, x)
         sizes = shape[2:]
@@ -148,9 +147,9 @@ RESIZING: dict[str, Builder] = {
     **{f"_upsample_nearest_exact{rank}d.vec": _interpolated for rank in (1, 2, 3)},
     "_upsample_bicubic2d_aa.vec": _interpolated,
     "_upsample_bilinear2d_aa.vec": _interpolated,
-    "adaptive_avg_pool1d.default": _adaptive_average_pool(1),
-    "adaptive_avg_pool2d.default": _adaptive_average_pool(2),
-    "adaptive_avg_pool3d.default": _adaptive_average_pool(3),
+    "adaptive_avg_pool1d.default": batched(1, _adaptive_average_pool(1)),
+    "adaptive_avg_pool2d.default": batched(2, _adaptive_average_pool(2)),
+    "adaptive_avg_pool3d.default": batched(3, _adaptive_average_pool(3)),
     "col2im.default": _col2im,
     "constant_pad_nd.default": _pad,
     "im2col.default": _im2col,

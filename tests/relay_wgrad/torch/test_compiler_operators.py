@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from relay_wgrad.torch.compiler import backend
+from relay_wgrad.torch.reports import compiled_graphs
 
 pytestmark = pytest.mark.usefixtures("registered", "fresh_dynamo")
 
@@ -45,6 +46,20 @@ def test_decompositions_write_nothing_in_place(name: str) -> None:
         found.append([loss.detach(), *torch.autograd.grad(loss, w)])
     for a, b in zip(*found, strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-13)
+
+
+def test_images_without_a_batch() -> None:
+    """Pools and their backward ops of three axes."""
+
+    def function(x: Any) -> Any:
+        pooled = F.max_pool2d(x * 2, 2) + F.adaptive_avg_pool2d(x, 3).sin()
+        return pooled.sum() + F.max_pool3d(x[None], (1, 2, 2)).square().sum()
+
+    x = torch.randn(2, 6, 6, dtype=torch.float64, requires_grad=True)
+    step = torch.compile(function, backend=backend, fullgraph=True)
+    got, want = (torch.autograd.grad(f(x), x)[0] for f in (step, function))
+    assert torch.allclose(got, want, rtol=1e-12)
+    assert [graph.reason for graph in compiled_graphs()[-2:]] == ["", ""]
 
 
 def test_tensors_without_elements() -> None:

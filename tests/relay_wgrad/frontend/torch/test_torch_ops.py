@@ -71,6 +71,28 @@ def test_recurrent_layers() -> None:
     assert len([s for s in graph.inputs if s.kind == "mask"]) == 2
 
 
+class Single(nn.Module):
+    """One image without an axis for the batch, its rows as a line, and as a volume."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding="same"), nn.MaxPool2d(2), nn.ConvTranspose2d(4, 2, 2, 2),
+            nn.AvgPool2d(2, 1), nn.AdaptiveAvgPool2d((2, 3)),
+        )  # fmt: skip
+        self.line, self.volume = nn.Conv1d(4, 2, 3, groups=2), nn.Conv3d(1, 2, 2)
+
+    def forward(self, x: Any) -> Any:
+        image, line = self.image(x[0]), fn.max_pool1d(self.line(x[1, :, 0]), 2)
+        volume = fn.adaptive_avg_pool3d(fn.max_pool3d(self.volume(x[1:]), 2), 1)
+        return image.square().sum() + line.sum() * 2 + volume.square().sum()
+
+
+def test_images_without_a_batch() -> None:
+    torch.manual_seed(7)
+    compared(Single().double())
+
+
 def test_each_composed_op_is_compared() -> None:
     """PyTorch makes others of it, in a case above."""
     seen = set()
