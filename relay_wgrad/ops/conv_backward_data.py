@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import is_prim_expr
 
 from .. import opdef
@@ -105,10 +105,15 @@ def _sizes(op: str, shape: Any) -> list[Any]:
     """Ints and symbolic integers, as a ShapeExpr takes them."""
     if isinstance(shape, str) or not isinstance(shape, Sequence):
         raise TypeError(f"{op}: shape must be the result's {rank_of(op) + 2} sizes, got {shape!r}")
-    return [
-        size if isinstance(size, relax.Expr) and is_prim_expr(size) else as_int(op, "shape", size)
-        for size in shape
-    ]
+    return [_size(op, size) for size in shape]
+
+
+def _size(op: str, size: Any) -> Any:
+    if not isinstance(size, relax.Expr) or not is_prim_expr(size) or isinstance(size, tirx.IntImm):
+        return as_int(op, "shape", size)
+    if str(size.ty) != "int64":
+        raise TypeError(f"{op}: shape must be int64 where it is symbolic, got {size} of {size.ty}")
+    return size
 
 
 def _typed(rel: Relation, args: Sequence[relax.Expr]) -> relax.TensorType:

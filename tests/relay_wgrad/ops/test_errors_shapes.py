@@ -289,7 +289,13 @@ def test_result_shape_known_only_when_run() -> None:
         built(operands(DGRAD), lambda a, b: constructed(DGRAD, [a, b], {}, a))
 
 
-@pytest.mark.parametrize("shape", [None, 5, "abcd", (2, 4, 8.0, 8), (2, 4, 2**63, 8)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        None, 5, "abcd", (2, 4, 8.0, 8), (2, 4, 2**63, 8), (2, 4, tirx.Var("h", "float32"), 8),
+        (2, 4, tirx.Var("h", "int32"), 8),
+    ],
+)  # fmt: skip
 def test_result_shape_is_no_shape(shape: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=f"{DGRAD}: shape"):
         relay_wgrad.conv2d_backward_data(*operands(DGRAD), shape)
