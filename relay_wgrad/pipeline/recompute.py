@@ -9,6 +9,7 @@ value stay the same (a compiler for a GPU may contract other pairs of them).
 Tensors are counted in bytes.  With s kernels that use it, a result of O bytes from operands of I
 bytes costs I + O + s O where it is stored and s I where it is recomputed; an operand that is itself
 recomputed counts as what that one reads, and one that a kernel reads anyway counts nothing there.
+Of what is stored as a view, as a library's product reads it, the view is free.
 Operands live until the last of these kernels, so they may be larger than the result only where that
 is near, or reads them anyway.
 
@@ -22,7 +23,8 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import DataType, relax, tirx
+from tvm import DataType, relax, s_tir, tirx
+from tvm.relax.analysis import has_reshape_pattern
 
 from ..graph.def_use import Graph
 from ..graph.rebuild import rebuilt, with_functions, with_type
@@ -46,10 +48,18 @@ class Recompute:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with copies of operations."""
-        patterns = {
-            var: int(func.attrs[OP_PATTERN])
+        marked = {
+            var: func
             for var, func in mod.functions_items()
             if isinstance(func, tirx.PrimFunc) and func.attrs and OP_PATTERN in func.attrs
+        }
+        patterns = {var: int(func.attrs[OP_PATTERN]) for var, func in marked.items()}
+        views = {
+            var
+            for var, func in marked.items()
+            if patterns[var] <= INJECTIVE
+            and isinstance(func.body, s_tir.SBlockRealize)
+            and has_reshape_pattern(func)
         }
 
         def recomputed(_: Any, func: relax.Function) -> relax.Function:
@@ -57,7 +67,7 @@ class Recompute:
             return rebuilt(
                 func,
                 lambda block: (
-                    _Block(block, graph, patterns).rewritten()
+                    _Block(block, graph, patterns, views).rewritten()
                     if isinstance(block, relax.DataflowBlock)
                     else None
                 ),
@@ -73,8 +83,10 @@ class _Block:
     is stored, else those of its users.
     """
 
-    def __init__(self, block: Block, graph: Graph, patterns: dict[Any, int]) -> None:
-        self.patterns, self.graph = patterns, graph
+    def __init__(
+        self, block: Block, graph: Graph, patterns: dict[Any, int], views: set[Any]
+    ) -> None:
+        self.patterns, self.views, self.graph = patterns, views, graph
         self.place = {binding.var: i for i, binding in enumerate(block.bindings)}
         self.bindings = self._early(list(block.bindings))
         self.index = {binding.var: i for i, binding in enumerate(self.bindings)}
@@ -113,7 +125,14 @@ class _Block:
             far = found[0] - i > _NEAR
             waits = far and _halves(binding.value) and not self._is_kept(binding, found[0])
             return stored if waits else found
+        if any(self.kernels[user] == [user] and self._is_view(user) for user in self.users[i]):
+            return stored  # what is stored as a view of it is there with it
         return found if 1 < len(found) <= _MOST_COPIES and self._pays(i, found) else stored
+
+    def _is_view(self, i: int) -> bool:
+        """Whether a binding is a reshape, which is no kernel where its operand is stored."""
+        binding = self.bindings[i]
+        return self._kind(binding) <= INJECTIVE and binding.value.args[0] in self.views
 
     def _early(self, bindings: list[Any]) -> list[Any]:
         """What halves its operand comes right after it."""

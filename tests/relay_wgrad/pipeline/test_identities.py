@@ -84,6 +84,30 @@ def test_sums_with_zeros(kind: str, first: bool) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+def test_views() -> None:
+    """A reshape of a reshape is one, of two equal ones one stays, one to its own sizes goes."""
+    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
+
+    def body(emit: Any) -> list[Any]:
+        way = [emit(R.reshape(x, R.shape((24,))))]
+        for shape in ((2, 12), (3, 8), (4, 6)):
+            way.append(emit(R.reshape(way[-1], R.shape(shape))))
+        twice = emit(R.reshape(x, R.shape((3, 8))))
+        other = emit(R.reshape(emit(R.exp(x)), R.shape((3, 8))))
+        return [emit(R.negative(v)) for v in (*way, twice, other)]
+
+    mod = built([x], body)
+    made = Identities()(mod)
+    relax.analysis.well_formed(made)
+    kept = relax.transform.CanonicalizeBindings()(made).script()
+    assert kept.count("R.reshape(x, ") == 3
+    assert kept.count("R.reshape(") == 4
+    value = np.random.default_rng(0).standard_normal((4, 6)).astype("float32")
+    results = [virtual_machine(m)["main"](tvm.runtime.tensor(value)) for m in (made, mod)]
+    for got, want in zip(*results, strict=True):
+        np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
 @pytest.mark.usefixtures("registered")
 def test_a_splits_gradient_only_moves() -> None:
     """Of parts of which each has a gradient: on CUDA a join by 16 bytes."""

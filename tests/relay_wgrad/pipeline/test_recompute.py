@@ -114,6 +114,13 @@ def mask(bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var) -> li
     return [kept, first, *sums(R.where(R.less(a, R.const(0.0, "float32")), r, kept))]
 
 
+def a_view(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+    """A kernel that is not fused reads it in another form, as a library's product does."""
+    a = bb.emit(R.subtract(x, r))
+    rows = bb.emit(R.reshape(a, R.shape((256, 16))))
+    return [R.sum(bb.emit(R.nn.softmax(rows)), [0]), *sums(R.exp(a)), *sums(R.tanh(a))]
+
+
 # name -> (program, large operands, large tensors that kernels write without and with the pass)
 PROGRAMS: dict[str, tuple[Program, int, int, int]] = {
     "three sums": (centred, 1, 1, 0),
@@ -124,6 +131,7 @@ PROGRAMS: dict[str, tuple[Program, int, int, int]] = {
     "two operands, near": (two_near, 2, 1, 0),
     "two operands, far": (two_far, 2, 3, 3),
     "nine kernels": (many, 1, 1, 1),
+    "a view": (a_view, 1, 1, 1),
     "a mask": (mask, 2, 2, 1),
 }
 
