@@ -121,7 +121,10 @@ def differentiated(
     if raise_norms:
         module, _ = raise_batch_norm(module, "main", keep=kept)
     if half:
-        module = mixed_precision(module, "main", dtype=str(dtype), promoted=raise_norms)
+        rounded = raise_norms and not wide_weight_gradients
+        module = mixed_precision(
+            module, "main", dtype=str(dtype), promoted=raise_norms, rounded_products=rounded
+        )
     if factor is not None:
         module = _with_factor(module, factor)
         target = len(module["main"].body.body.fields) - 1

@@ -14,11 +14,13 @@ types, before differentiation, by inserting casts:
 * reshaping, joining and splitting follow their operands, and so does average pooling but for one
   of whole images, which may be a network's result, and resampling (their sums are float32 in any
   case);
+* with `rounded_products` so does the addition of a bias to a product of matrices for each image or
+  pixel, as PyTorch's autocast has it: what a block of linear layers does next is half then;
 * with `promoted` sums, products and activations of half tensors alone, but for squares, are
   computed in float32 and rounded to half, as PyTorch's types promote: what a network keeps of
   residual sums is half then;
 * everything else (normalization, means, softmax, loss, residual sums, biases of matrix
-  products) is float32.
+  products, always those of logits) is float32.
 
 Parameters stay float32: their casts are part of the function, and the cast's gradient brings the
 half-precision partials back.  So the family's ops have half operands in the backward part too.
@@ -65,7 +67,12 @@ _PROMOTED = frozenset({
 
 
 def mixed_precision(
-    mod: tvm.IRModule, fn: str = "main", *, dtype: str, promoted: bool = False
+    mod: tvm.IRModule,
+    fn: str = "main",
+    *,
+    dtype: str,
+    promoted: bool = False,
+    rounded_products: bool = False,
 ) -> tvm.IRModule:
     """The module with `fn` in mixed precision; its parameters and results keep their types.
 
@@ -74,6 +81,8 @@ def mixed_precision(
     mod : `fn` has one dataflow block and computes in float32.
     dtype : "float16" or "bfloat16", that of the convolutions' and matrix products' operands.
     promoted : whether sums, products and activations of half tensors are rounded to half.
+    rounded_products : whether matrix products of three axes and more are rounded to half once their
+        bias is added.
 
     Returns
     -------
@@ -90,19 +99,20 @@ def mixed_precision(
     if dataflow_block(func) is None:
         raise ValueError(f"mixed_precision: {fn!r} must be one dataflow block")
     out = mod.clone()
-    out[fn] = _Rewriter(dtype, promoted).function(func)
+    out[fn] = _Rewriter(dtype, promoted, rounded_products).function(func)
     return out
 
 
 class _Rewriter:
     """Rebuilds a function binding by binding; each variable has a value in one dtype or in both."""
 
-    def __init__(self, half: str, promoted: bool) -> None:
-        self.half, self.promoted = half, promoted
+    def __init__(self, half: str, promoted: bool, rounded_products: bool) -> None:
+        self.half, self.promoted, self.rounded_products = half, promoted, rounded_products
         self.builder = relax.BlockBuilder()
         self.value: dict[relax.Var, Any] = {}  # old variable -> new one, in its natural dtype
         self.casts: dict[tuple[Any, str], Any] = {}  # (new variable, dtype) -> its cast
-        self.channels: dict[relax.Var, int] = {}  # a convolution's old result -> its axis of them
+        # The old result of a convolution or a product -> its axis of channels.
+        self.channels: dict[relax.Var, int] = {}
 
     def function(self, func: relax.Function) -> relax.Function:
         bb = self.builder
@@ -117,6 +127,8 @@ class _Rewriter:
                         attrs = binding.value.attrs
                         layout = str(attrs.out_layout) or str(attrs.data_layout)
                         self.channels[binding.var] = layout.find("C")
+                    elif self.rounds(binding.value):
+                        self.channels[binding.var] = binding.var.ty.ndim - 1
                     self.value[binding.var] = bb.emit(
                         self.rebuild(binding.value), name_hint=binding.var.name
                     )
@@ -174,8 +186,12 @@ class _Rewriter:
         tensors = [leaf for leaf in leaves if leaf.ty.ndim != 0]
         return bool(tensors) and all(self.dtype_of(leaf) == self.half for leaf in tensors)
 
+    def rounds(self, value: Any) -> bool:
+        """Whether a value is a product that is rounded with its bias; logits have two axes."""
+        return self.rounded_products and op_name(value) == "relax.matmul" and value.ty.ndim > 2
+
     def adds_bias(self, call: relax.Call) -> bool:
-        """Whether a call adds one value per channel to a convolution's result."""
+        """Whether a call adds one value per channel to a convolution's or a product's result."""
         if op_name(call) != "relax.add":
             return False
         for whole, bias in (tuple(call.args), tuple(call.args)[::-1]):
