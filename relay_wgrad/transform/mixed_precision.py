@@ -13,7 +13,8 @@ types, before differentiation, by inserting casts:
   normalizes: of a residual sum it is float32, as PyTorch's autocast has it;
 * reshaping, joining and splitting follow their operands, and so does average pooling but for one
   of whole images, which may be a network's result, and resampling (their sums are float32 in any
-  case);
+  case); what joins operands of both types is half where all that reads it takes half, which is
+  rounded once either way;
 * with `rounded_products` so does the addition of a bias to a product of matrices for each image or
   pixel, as PyTorch's autocast has it: what a block of linear layers does next is half then;
 * with `promoted` sums, products and activations of half tensors alone, but for squares, are
@@ -37,6 +38,7 @@ import tvm
 from tvm import relax
 
 from ..dtypes import HALVES
+from ..graph.def_use import Graph
 from ..graph.rebuild import Writer, substitute, with_attrs_of, with_bindings, without_unused
 from ..graph.walk import bindings_of, dataflow_block
 from ..ir import op_name
@@ -52,8 +54,9 @@ from .surface import check_relax_module
 _ALWAYS = frozenset({*FAMILY, "relax.matmul", "relax.nn.relu", "relax.nn.max_pool2d"})
 _CONVOLUTIONS = frozenset(name for name, op in FAMILY.items() if not op.is_new)
 # In half precision if all their tensors are.
+_CONCAT = "relax.concat"
 _FOLLOW = frozenset({
-    "relax.reshape", "relax.permute_dims", "relax.concat", "relax.split", "relax.squeeze",
+    "relax.reshape", "relax.permute_dims", _CONCAT, "relax.split", "relax.squeeze",
     "relax.expand_dims", "relax.strided_slice", "relax.flatten",
     "relax.grad.start_checkpoint", "relax.grad.end_checkpoint", "relax.grad.no_grad",
 })  # fmt: skip
@@ -109,6 +112,7 @@ class _Rewriter:
     def __init__(self, half: str, promoted: bool, rounded_products: bool) -> None:
         self.half, self.promoted, self.rounded_products = half, promoted, rounded_products
         self.builder = relax.BlockBuilder()
+        self.users: Any = lambda var: []  # bindings that use an old variable
         self.value: dict[relax.Var, Any] = {}  # old variable -> new one, in its natural dtype
         self.casts: dict[tuple[Any, str], Any] = {}  # (new variable, dtype) -> its cast
         # The old result of a convolution or a product -> its axis of channels.
@@ -117,6 +121,8 @@ class _Rewriter:
     def function(self, func: relax.Function) -> relax.Function:
         bb = self.builder
         params = list(func.params)
+        graph = Graph(func)
+        self.users = lambda var: [] if var in graph.results else graph.users_of(var)
         self.value = {p: p for p in params}
         result = func.body.body
         fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
@@ -130,7 +136,7 @@ class _Rewriter:
                     elif self.rounds(binding.value):
                         self.channels[binding.var] = binding.var.ty.ndim - 1
                     self.value[binding.var] = bb.emit(
-                        self.rebuild(binding.value), name_hint=binding.var.name
+                        self.rebuild(binding.value, binding.var), name_hint=binding.var.name
                     )
                 # A result is the binding of a variable of its own, in the type it had.
                 outputs = [bb.emit_output(self.tensor(f, str(f.ty.dtype))) for f in fields]
@@ -139,7 +145,7 @@ class _Rewriter:
             )
         return with_attrs_of(_canonical(bb.get()["main"]), func)
 
-    def rebuild(self, value: Any) -> Any:
+    def rebuild(self, value: Any, var: relax.Var) -> Any:
         if isinstance(value, relax.TupleGetItem):
             source = self.value.get(value.tuple_value, value.tuple_value)
             return relax.TupleGetItem(source, value.index)
@@ -163,7 +169,9 @@ class _Rewriter:
             leaves = [leaf for arg in value.args for leaf in self.leaves(arg)]
             # Parameters' reshapings stay float32: they are cast where they are used.
             halves = [self.dtype_of(leaf) == self.half for leaf in leaves]
-            dtype = self.half if halves and all(halves) else "float32"
+            narrow = bool(halves) and all(halves)
+            narrow = narrow or (name == _CONCAT and any(halves) and self.is_read_in_half(var))
+            dtype = self.half if narrow else "float32"
         else:
             dtype = "float32"
         args = [self.cast(arg, dtype) for arg in value.args]
@@ -185,6 +193,13 @@ class _Rewriter:
         leaves = [leaf for arg in call.args for leaf in self.leaves(arg)]
         tensors = [leaf for leaf in leaves if leaf.ty.ndim != 0]
         return bool(tensors) and all(self.dtype_of(leaf) == self.half for leaf in tensors)
+
+    def is_read_in_half(self, var: relax.Var) -> bool:
+        """Whether all that reads a variable takes it in half."""
+        values = [user.value for user in self.users(var)]
+        return bool(values) and all(
+            op_name(v) in _ALWAYS or (op_name(v) in FORWARDS and not is_of_rows(v)) for v in values
+        )
 
     def rounds(self, value: Any) -> bool:
         """Whether a value is a product that is rounded with its bias; logits have two axes."""

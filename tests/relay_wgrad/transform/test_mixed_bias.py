@@ -89,3 +89,25 @@ def test_average_pooling_follows_but_of_whole_images(size: int, dtype: str) -> N
     assert dtypes(mod, "main", "nn.avg_pool2d") == [dtype]
     (joined,) = (b.value for b in mod["main"].body.blocks[0].bindings if "concat" in str(b.value))
     assert str(joined.ty.dtype) == dtype
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_what_joins_both_types_is_half_where_all_readers_take_it(also: bool) -> None:
+    """The bits are those of rounding after the join; another reader needs float32."""
+    x, w = (
+        relax.Var(n, relax.TensorType(s, "float32")) for n, s in (("x", X), ("w", (4, 6, 1, 1)))
+    )
+    v = relax.Var("v", relax.TensorType(W, "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w, v]):
+        with bb.dataflow():
+            y = bb.emit(nn.conv2d(x, v))
+            joined = bb.emit(op.concat([bb.emit(op.exp(x)), y], 1))
+            total = bb.emit(op.sum(bb.emit(nn.conv2d(joined, w))))
+            if also:
+                total = bb.emit(op.add(total, bb.emit(op.sum(joined))))
+            out = bb.emit_output(total)
+        bb.emit_func_output(out)
+    mod = mixed_precision(bb.get(), dtype="float16")
+    (made,) = (b.value for b in mod["main"].body.blocks[0].bindings if "concat" in str(b.value))
+    assert str(made.ty.dtype) == ("float32" if also else "float16")
