@@ -8,6 +8,7 @@ tile sizes follow the target (`machine`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -28,7 +29,7 @@ from .direct.product import as_product
 from .emitters.loops import argument, one_core
 from .emitters.memory import Memory
 from .machine import host_target, machine
-from .wgrad import unpacked
+from .wgrad import packed, unpacked
 
 __all__ = ["host_target", "kernel", "prim_func"]
 
@@ -67,9 +68,11 @@ def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     rows = flat is None and volumes.applies(problem, m)
     core = as_product(flat or volume.flattened(problem))
     whole = choose_volume(problem, m) if flat is None else None
+    as_loop = flat is None and volume.has_deep_taps(problem, m)
     rule = whole or choose(core, m)
-    deep = flat is None and volume.has_deep_taps(problem, m) and rule.write in _DEEP
-    deep = deep or whole is not None
+    if as_loop and rule.write is packed.write and not m.has_few_registers:
+        rule = choose(replace(core, c=problem.c), m)  # of columns they are copies
+    deep = whole is not None or (as_loop and rule.write in _DEEP)
     core = problem if deep else core
 
     def write_core(buffers: dict[str, Any]) -> None:

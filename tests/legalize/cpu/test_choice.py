@@ -102,6 +102,16 @@ def test_many_registers_take_panels_of_products(given: ConvProblem, name: str) -
     assert made.name == name
 
 
+def test_volumes_are_packed_for_their_own_channels() -> None:
+    """Not for those of columns, which are copies of the same."""
+    line = "wgrad n=1 c={} d=8 h=8 w=8 k=128 t=3 r=3 s=3 stride=2,2,2 pad=1,1,1,1,1,1"
+    names = [
+        legalize.cpu.kernel(ConvProblem.parse(line.format(c)), Target(AVX512)).name
+        for c in (64, 128)
+    ]
+    assert names == ["depth as taps, direct wgrad", "depth as channels, packed wgrad"]
+
+
 @pytest.mark.parametrize(
     ("line", "name"),
     [
