@@ -78,7 +78,7 @@ FAULTS = (
           "legalize/cpu/emitters/copies.py", "int64(length - side))", "int64(length - side - 1))",
           "tests/relay_wgrad/building/test_parts.py"),
     Fault("copies: what is called for a tile gets its columns backwards",
-          "legalize/cpu/emitters/copies.py", "*map(int64, places)]", "*map(int64, places[::-1])]",
+          "legalize/cpu/emitters/copies.py", "*map(int64, where)]", "*map(int64, where[::-1])]",
           "tests/relay_wgrad/building/test_parts.py"),
     Fault("cache: a part of many kernels is in an object with one program's",
           "relay_wgrad/building/objects.py",

@@ -226,8 +226,16 @@ class _Columns:
         self.user = bind(_offset(index, self.outer, "user") + self.copy.user_base)
         self.core = bind(_offset(index, self.outer, "core") + self.copy.core_base)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether each column is as far from the next in the cores' memory."""
+        return len(self.run) == 1
+
     def places(self, first: Expr, count: int) -> list[Expr]:
         """Where `count` elements of the run are in the cores' memory."""
+        if self.is_even:
+            start = bind(self.core + first * self.run[0].core)
+            return [start + j * self.run[0].core for j in range(count)]
         found = []
         for j in range(count):
             split = digits(first + j, [d.extent for d in self.run]) if self.run else []
@@ -236,17 +244,19 @@ class _Columns:
 
     def tile(self, places: list[Expr], first: Expr, c: Expr) -> None:
         """A square tile, transposed in registers."""
-        copy, side, step = self.copy, self.side, self.copy.lane.user
+        copy, side, step, even = self.copy, self.side, self.copy.lane.user, self.is_even
         start, lane = bind(self.user + first + c * step), bind(copy.lane_at(c))
+        core = bind(places[0] + lane) if even else lane
 
         def write(user: Expr, step: Expr, core: Expr, *places: Expr) -> None:
-            _square(replace(copy, user=user, core=core), [i * step for i in range(side)], places)
+            columns = [j * places[0] for j in range(side)] if even else places
+            _square(replace(copy, user=user, core=core), [i * step for i in range(side)], columns)
 
-        direction = "in" if copy.to_core else "out"
-        name = f"transposed_{direction}_{side}_{copy.user_dtype}_{copy.core_dtype}"
-        starts = tirx.address_of(copy.user[int64(start)]), tirx.address_of(copy.core[int64(lane)])
-        arguments = [starts[0], int64(step), starts[1], *map(int64, places)]
-        with part(name, arguments, write):
+        direction, form = "in" if copy.to_core else "out", "even" if even else "apart"
+        name = f"transposed_{direction}_{form}_{side}_{copy.user_dtype}_{copy.core_dtype}"
+        begin = tirx.address_of(copy.user[int64(start)]), tirx.address_of(copy.core[int64(core)])
+        where = [self.run[0].core] if even else places
+        with part(name, [begin[0], int64(step), begin[1], *map(int64, where)], write):
             rows = [start + i * step for i in range(side)]
             _square(copy, rows, [place + lane for place in places])
 
@@ -282,12 +292,17 @@ def _square(copy: Copy, rows: Sequence[Expr], columns: Sequence[Expr]) -> None:
 
 
 def _split_run(dims: Sequence[Dim]) -> tuple[list[Dim], list[Dim]]:
-    """The innermost dims that are one run of the caller's memory, and the others."""
+    """The innermost dims that are one run of the caller's memory, and the others; neighbours that
+    are one run of the cores' memory too are one dim."""
     outer, run = list(dims), list[Dim]()
     length: Expr = 1
     while outer and isinstance(outer[-1].user, int) and outer[-1].user == length:
-        run.insert(0, outer.pop())
-        length = length * run[0].extent
+        dim = outer.pop()
+        length = length * dim.extent
+        if run and isinstance(length, int) and dim.core == run[0].core * run[0].extent:
+            run[0] = replace(run[0], extent=dim.extent * run[0].extent)
+        elif not isinstance(length, int) or dim.extent != 1:
+            run.insert(0, dim)
         if not isinstance(length, int):
             break
     return outer, run

@@ -64,7 +64,7 @@ def result(function: Any, problem: ConvProblem) -> np.ndarray:
     ids=["host", *DTYPES],
 )  # fmt: skip
 def test_calls_give_what_statements_do(dtype: str, target: Target, tmp_path: Path) -> None:
-    """Bit for bit; of each direction and pair of dtypes there is one part."""
+    """Bit for bit; one part for each direction, form and pair of dtypes."""
     problems = [ConvProblem.parse(f"{line} dtype={dtype}") for line in PROBLEMS]
     functions = {f"k{i}": prim_func(problem, target) for i, problem in enumerate(problems)}
     found = made(functions, target, tmp_path)
