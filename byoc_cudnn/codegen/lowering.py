@@ -17,7 +17,7 @@ from tvm import get_global_func, relax
 from relay_wgrad import keys
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.graph.rebuild import normal, rebuilt, substitute, variable_of
-from relay_wgrad.graph.walk import Block, dataflow_block, functions_in, variables_of
+from relay_wgrad.graph.walk import Block, bindings_of, dataflow_block, functions_in, variables_of
 from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.pipeline.overwrites import with_symbols
 from relay_wgrad.relation import as_size
@@ -26,6 +26,7 @@ from .direct import Family
 
 _EXTERNAL = "external_mods"
 Expr = Any
+# Symbols by the names of their calls' variables go with a function.
 Rewrite = Callable[[relax.Function, "Symbols"], tuple[relax.Function, dict[str, str]]]
 
 
@@ -93,12 +94,13 @@ Planner = Callable[[Graph], Plan]
 
 
 def lower(
-    mod: tvm.IRModule, family: Family, plan: Planner, arch: int
+    mod: tvm.IRModule, family: Family, plan: Planner, arch: int, then: Rewrite | None = None
 ) -> tuple[tvm.IRModule, tuple[DirectEntry, ...]]:
     """The module with the calls that a family's plan names as calls of generated functions.
 
     Functions that are a code generator's, or fused, stay.  `arch` is the oldest GPU that runs the
-    module, as nvcc numbers it (90 of sm_90).
+    module, as nvcc numbers it (90 of sm_90).  `then` changes some of a function's calls once all
+    are written, and says which symbols they have now.
     """
     out, symbols, entries = mod.clone(), Symbols(family), []
     for var, func in functions_in(mod, by_name=True):
@@ -106,6 +108,12 @@ def lower(
             continue
         made = plan(Graph(func))
         names = {v: symbols.of(site.call) for v, site in made.sites.items()}
+        if made.sites:
+            written = _Writer(made, names).function()
+            if then is not None:
+                written, changed = then(written, symbols)
+                names = {v: changed.get(str(v.name), name) for v, name in names.items()}
+            out.update_func(var, written)
         for binding in made.function.bindings:
             v = binding.var
             host = made.fields[v][0] if v in made.fields else v
@@ -114,9 +122,19 @@ def lower(
                 reason = made.refused.get(v, "")
                 name = str(var.name_hint)
                 entries.append(DirectEntry(name, str(v.name), op, names.get(host, ""), reason))
-        if made.sites:
-            out.update_func(var, _Writer(made, names).function())
+    if then is not None:
+        symbols.keep(_called(out))
     return with_source(out, symbols, arch), tuple(entries)
+
+
+def _called(mod: tvm.IRModule) -> set[str]:
+    """The symbols of all functions that a module's call."""
+    return {
+        str(binding.value.args[0].global_symbol)
+        for _, func in functions_in(mod)
+        for binding in bindings_of(func)
+        if op_name(binding.value) == "relax.call_dps_packed"
+    }
 
 
 def lower_together(
@@ -192,6 +210,10 @@ class Symbols:
             symbol = f"{self.family.codegen}_{len(self.calls)}"
             self.calls[known] = replace(call, symbol=symbol)
         return str(self.calls[known].symbol)
+
+    def keep(self, called: set[str]) -> None:
+        """Forgets those that nothing calls any more."""
+        self.calls = {known: call for known, call in self.calls.items() if call.symbol in called}
 
 
 class _Writer:

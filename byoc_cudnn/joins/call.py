@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,7 +42,8 @@ class JoinsCall:
     Each operand and result has the same axes but the last, whose length is `channels`' for an
     operand and the sum of its pieces' widths for a result.  The terms of a piece are added in
     order, in the dtype of sums, and each sum is rounded as if it were stored: in half as PyTorch's
-    additions of two tensors, one after another.
+    additions of two tensors, one after another.  A result may lie over an operand of which it has
+    channels at their own places and no others (`overwrites`): those are not copied then.
 
     symbol : of the function that computes it.
     """
@@ -55,6 +57,33 @@ class JoinsCall:
     def pieces(self) -> tuple[Piece, ...]:
         """Of all results."""
         return tuple(piece for result in self.results for piece in result)
+
+    @property
+    def overwrites(self) -> tuple[tuple[int, int], ...]:
+        """Results and operands, by their numbers, in whose places they may be written."""
+        found = []
+        for operand, channels in enumerate(self.channels):
+            reads = [
+                (result, begin == term.first and len(piece.terms) == 1)
+                for result, pieces in enumerate(self.results)
+                for begin, piece in _with_begins(pieces)
+                for term in piece.terms
+                if term.operand == operand
+            ]
+            results = {result for result, stays in reads}
+            if len(results) == 1 and all(stays for _, stays in reads):
+                (result,) = results
+                if sum(piece.width for piece in self.results[result]) == channels:
+                    found.append((result, operand))
+        return tuple(found)
+
+
+def _with_begins(pieces: tuple[Piece, ...]) -> Iterator[tuple[int, Piece]]:
+    """Pieces of a result, and the channel that each begins at."""
+    begin = 0
+    for piece in pieces:
+        yield begin, piece
+        begin += piece.width
 
 
 def check(call: JoinsCall) -> Decision:

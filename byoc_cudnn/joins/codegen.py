@@ -26,6 +26,11 @@ def _row(call: JoinsCall) -> tuple[str, str]:
     return words, f"{ELEMENTS[call.dtype][0]}, {{{channels}}},\n     {{{results}}}"
 
 
+def _overwrites(call: JoinsCall) -> list[tuple[int, int]]:
+    return [(len(call.channels) + result, operand) for result, operand in call.overwrites]
+
+
 JOINS = Family(
-    "joins", "Tensors joined along their channels", "Joins", check, WORDS, _row, _body
+    "joins", "Tensors joined along their channels", "Joins", check, WORDS, _row, _body,
+    overwrites_of=_overwrites,
 )  # fmt: skip

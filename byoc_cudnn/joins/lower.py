@@ -14,7 +14,8 @@ import tvm
 from tvm import relax
 
 from relay_wgrad.graph.def_use import Graph
-from relay_wgrad.ir import bytes_of, op_name
+from relay_wgrad.graph.rebuild import with_functions, without_unused
+from relay_wgrad.ir import bytes_of, is_closed, op_name
 from relay_wgrad.pipeline.joined import joined_once
 
 from ..codegen.lowering import DirectEntry, Plan, Site, lower
@@ -36,8 +37,10 @@ def lower_joins(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[Direc
     (tvm.IRModule, tuple) : a new module, and an entry for each call, and for each join and cut that
         stays, in program order.
     """
+    # A cut that only what is unused reads would be computed, and count as something alive.
+    used = with_functions(mod, lambda _, func: func if is_closed(func) else without_unused(func))
     # While a join is still one: of a call nobody knows which operand is where in its result.
-    return lower(joined_once(mod), JOINS, planned, arch)
+    return lower(joined_once(used), JOINS, planned, arch)
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,13 @@ def copies(func: relax.Function) -> list[Copy]:
 
     func : as it is when joins are lowered, what normalizations and poolings read in place gone.
     """
-    view = Graph(func)
+    view = Graph(without_unused(func))
     plan, found = planned(view), []
     for binding in view.bindings:
         var = binding.var
         if var in plan.sites:
             site = plan.sites[var]
-            pieces = site.call.pieces
+            pieces = [piece for piece in site.call.pieces if not _stays_there(site.call, piece)]
             written = sum(piece.width for piece in pieces)
             moved = written + sum(piece.width * len(piece.terms) for piece in pieces)
             tensor: Any = site.args[0]
@@ -73,6 +76,12 @@ def copies(func: relax.Function) -> list[Copy]:
             what = "cut" if op_name(binding.value) == "relax.split" else "join"
             found.append(Copy(str(var.name), what, moved, plan.refused[var]))
     return found
+
+
+def _stays_there(call: JoinsCall, piece: Piece) -> bool:
+    """Whether the memory plan lays a result's piece where it is read."""
+    over = {operand for _, operand in call.overwrites}
+    return len(piece.terms) == 1 and piece.terms[0].operand in over
 
 
 def _what(call: JoinsCall) -> str:

@@ -71,6 +71,11 @@ class NormCall:
     given in its place, and with `summed` dy2, which is added to it: of each the first channel, and
     how many the tensor has.
 
+    With `place` y of a forward call is channels of a joined tensor, whose other channels others
+    write: the first channel, and how many that tensor has.  What it has so far is the operand
+    `joined`, the last one, if there is any (`onto`), and is copied where y does not lie in its
+    place.  With `own` the last result is y by itself, which somebody reads.
+
     With `by_row` a group is all channels of one row, an image of its own: x is (rows, 1, C),
     of at most `longest_row` channels, mean and rstd (rows, 1).
 
@@ -109,6 +114,9 @@ class NormCall:
     by_row: bool = False
     last: str = ""
     slices: tuple[tuple[int, int], ...] = ()
+    place: tuple[int, ...] = ()
+    onto: bool = False
+    own: bool = False
     epsilon: float = 1e-5
     momentum: float = 0.1
     unbiased: bool = True
@@ -136,7 +144,7 @@ class NormCall:
         if self.forward:
             names = ["x", "gamma", "beta"] + ["residual"] * (self.residual and not self.second)
             others = ("x2", "gamma2", "beta2") if self.second else ()
-            return (*names, *others, *self._running(""))
+            return (*names, *others, *self._running(""), *("joined",) * self.onto)
         told = ("mask" if self.bits else "y",) if self.stored else ()
         more = ("dy2",) * self.summed + ("index",) * bool(self.pooled)
         other = ("x2", "gamma2", "mean2", "rstd2") if self.second else ()
@@ -150,7 +158,8 @@ class NormCall:
             return (*through, *made, *self._running("new_"), *last)
         if self.forward:
             mask = ("mask",) * self.bits + ("index",) * bool(self.pooled)
-            return ("y", *self._both("mean", "rstd"), *self._running("new_"), *mask)
+            made = ("y", *self._both("mean", "rstd"), *self._running("new_"), *mask)
+            return (*made, *("own",) * self.own)
         if self.second:
             return self._both("dx", "dgamma", "dbeta")
         return ("dx", "dgamma", "dbeta", *(("dresidual",) if self.stored else ()))
@@ -168,6 +177,9 @@ class NormCall:
         given = [name for name in rows if name in self.operands]
         if self.pooled or self.direction in ("squeeze", "gate_sums"):
             return ()
+        if self.place:  # y has other rows
+            own = tuple(("own", name) for name in given if self.own)
+            return (*((("y", "joined"),) * self.onto), *own)
         if self.forward or self.direction == "excite":
             return tuple(("y", name) for name in given)
         if self.second:
@@ -241,6 +253,12 @@ def check(call: NormCall) -> Decision:
         return no(f"channels of {len(call.slices)} tensors for {1 + call.summed}")
     if any(first < 0 or channels <= first for first, channels in call.slices):
         return no(f"slices {call.slices}: a first channel, and how many there are")
+    if call.place and not (call.forward and not (call.second or call.pooled or call.by_row)):
+        return no("a place among joined channels is of a forward call's result alone")
+    if call.place and not (len(call.place) == 2 and 0 <= call.place[0] < call.place[1]):
+        return no(f"place {call.place}: a first channel, and how many there are")
+    if (call.onto or call.own) and not call.place:
+        return no("what is joined so far, and a result by itself too, are of one with a place")
     if call.running and call.direction not in ("forward", "squeeze"):
         return no("running statistics are updated forward, not backward")
     if not math.isfinite(call.alpha) or call.alpha < 0:

@@ -22,7 +22,7 @@ _GATED_ROWS = {True: "#define RW_NORM_UNROLL 8", False: "#define RW_NORM_UNROLL 
 # Members of what a call gives and another takes; mask and index are one, of no rows and channels.
 _RESULTS = {"mask": "new_mask", "index": "new_mask", "sums": "new_sums"}
 _TAIL = re.compile(
-    r"(_residual|_second|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced)?"
+    r"(_residual|_second|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced|_placed)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
 _GATED_TAIL = re.compile(r"(_residual)?(_relu)?(_bits)?(_summed)?")
@@ -53,7 +53,8 @@ def _tail(call: NormCall) -> str:
     if call.second or call.by_row:
         residual = "_second" if call.second else "_rows"
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
-    more += "_grouped" * (call.grouped and not call.by_row) + "_sliced" * bool(call.slices)
+    more += "_grouped" * (call.grouped and not call.by_row)
+    more += "_sliced" * bool(call.slices) + "_placed" * bool(call.place)
     if call.pooled:
         r, s, down, across = call.pooled[:4]
         more += f"_pooled_{r}x{s}_{down}x{across}"
@@ -90,7 +91,9 @@ def _body(
     found = _TAIL.fullmatch(tail)
     if not found:
         return None
-    residual, bits, summed, grouped, sliced, *windows = found.groups()
+    residual, bits, summed, grouped, other, *windows = found.groups()
+    if other is not None and (direction == "forward") != (other == "_placed"):
+        return None  # gradients are sliced, results placed
     kind = f"{ELEMENTS[dtype][1]}, Activation::{_enumerator(activation)}"
     function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
     if residual == "_rows":
@@ -107,7 +110,7 @@ def _body(
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
     if residual != "_second" and not windows[0]:
-        last += f", {str(bool(grouped)).lower()}" + ", true" * bool(sliced)
+        last += f", {str(bool(grouped)).lower()}" + ", true" * bool(other)
     parts = ["device", "together", "forward", "backward", "two"]
     if windows[0]:
         parts[-1] = "pooled"
@@ -127,6 +130,7 @@ def _row(call: NormCall) -> tuple[str, str]:
     operands = ", ".join(f"&Tensors::{name}" for name in names)
     pooled = ", ".join(map(str, call.pooled))
     slices = ", ".join(f"{{{first}, {channels}}}" for first, channels in call.slices)
+    place = ", ".join(map(str, call.place))
     words = [
         call.direction, call.dtype, *([call.activation] if call.activation else []),
         *(["residual"] if call.residual else []), *(["running"] if call.running else []),
@@ -134,6 +138,7 @@ def _row(call: NormCall) -> tuple[str, str]:
         *(["second"] if call.second else []), *(["pooled"] if call.pooled else []),
         *(["then", call.last] if call.last else []),
         *(f"{first}+of{channels}" for first, channels in call.slices),
+        *(["at", *map(str, call.place)] if call.place else []),
     ]  # fmt: skip
     kind = "layer_norm" if call.by_row else "group_norm" if call.grouped else "batch_norm"
     numbers = f"{call.epsilon!r}, {call.momentum!r}, {call.alpha!r}"
@@ -141,7 +146,7 @@ def _row(call: NormCall) -> tuple[str, str]:
     switches = ", ".join(str(one).lower() for one in flags)
     return f"{kind} {' '.join(words)}", (
         f"{ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"
-        f"     {{{pooled}}}, {{{operands}}}, {{{slices}}}"
+        f"     {{{pooled}}}, {{{operands}}}, {{{slices}}}, {{{place}}}"
     )
 
 

@@ -2,8 +2,9 @@
 
 Where a backward call is told by y what an activation let through, and the forward call that made y
 is here, bits go from one to the other instead.  A sum of two gradients, which is what comes back to
-where a residual branches off, is added by the backward call itself.  And where a residual is a
-normalization's own result, made for nothing else, one call computes both.
+where a residual branches off, is added by the backward call itself.  Where a residual is a
+normalization's own result, made for nothing else, one call computes both.  And what is joined with
+others is written into the joined tensor (`places`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..joins.channels import Channels, is_plain
 from .call import BITS, NormCall, check, longest_row
 from .codegen import NORMS
 from .gates import VECTOR, mask_type, take_gates
+from .places import take_places
 from .pool_fusion import take_pools
 
 _Y = 6  # the backward operators' operand
@@ -46,7 +48,7 @@ def lower_norms(
     -------
     (tvm.IRModule, tuple) : a new module, and an entry for each normalization in program order.
     """
-    return lower(mod, NORMS, lambda view: planned(view, bits), arch)
+    return lower(mod, NORMS, lambda view: planned(view, bits), arch, take_places)
 
 
 def planned(view: Graph, bits: bool = True) -> Plan:

@@ -26,6 +26,9 @@ class PoolCall:
     of several gets it, as in PyTorch.  P and Q are those of `padding`, or as much larger as windows
     begin within the image (a size rounded up).
 
+    With `slice` x is channels of a wider tensor, which is given in its place: the first channel,
+    and how many the tensor has.
+
     symbol : of the function that computes it.
     kernel, strides, padding (top, left, bottom, right) : of a window, in pixels.
     """
@@ -37,6 +40,7 @@ class PoolCall:
     strides: tuple[int, int]
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     index: bool = False
+    slice: tuple[int, ...] = ()
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -55,6 +59,10 @@ def check(call: PoolCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
     if not (decision := known(call, WORDS)):
         return decision
+    if call.slice and not (len(call.slice) == 2 and 0 <= call.slice[0] < call.slice[1]):
+        return no(f"slice {call.slice}: a first channel, and how many there are")
+    if call.slice and "x" not in call.operands:
+        return no("x is channels of another tensor, and backward by an index reads none")
     return check_windows(call.kernel, call.strides, call.padding)
 
 

@@ -27,9 +27,11 @@ def _row(call: PoolCall) -> tuple[str, str]:
     texts = {name: ", ".join(map(str, value)) for name, value in windows.items()}
     told = " ".join(f"{name}={text.replace(' ', '')}" for name, text in texts.items())
     words = f"max_pool2d {call.direction} {call.dtype} {told}" + " index" * call.index
+    words += f" {call.slice[0]}+of{call.slice[1]}" if call.slice else ""
     numbers = ", ".join(f"{{{text}}}" for text in texts.values())
     flags = ", ".join(str(one).lower() for one in (call.direction == "backward", call.index))
-    return words, f"{ELEMENTS[call.dtype][0]}, {numbers}, {flags}"
+    part = ", ".join(map(str, call.slice))
+    return words, f"{ELEMENTS[call.dtype][0]}, {numbers}, {flags}, {{{part}}}"
 
 
 POOLS = Family(

@@ -1,7 +1,8 @@
 """Which max poolings of a module go to generated functions, and how they are written then.
 
 Where forward and backward are here, forward says of each result which tap it is, in a byte, and
-backward reads that instead of x.  Where a backward is computed in float32 of half-precision
+backward reads that instead of x.  Where x is channels of a wider tensor forward reads it in there.
+Where a backward is computed in float32 of half-precision
 operands for a half-precision result, since TVM cannot lower it otherwise, the casts go.
 """
 
@@ -16,14 +17,17 @@ from relay_wgrad.attrs import padding4, pair
 from relay_wgrad.dtypes import HALVES
 from relay_wgrad.graph.def_use import Graph
 from relay_wgrad.ir import op_name
+from relay_wgrad.problem import DTYPE_BYTES
 
 from ..codegen.lowering import DirectEntry, Plan, Site, lower
+from ..joins.channels import Channels
 from .call import PoolCall, check
 from .codegen import POOLS
 
 FORWARD, BACKWARD = "relax.nn.max_pool2d", "relax.grad.max_pool2d_backward"
 CAST = "relax.astype"
 _X = 1  # the backward operator's operand
+_PACK = 16  # bytes that a thread reads at once
 
 
 def lower_pools(
@@ -41,10 +45,11 @@ def lower_pools(
     -------
     (tvm.IRModule, tuple) : a new module, and an entry for each pooling in program order.
     """
-    return lower(mod, POOLS, lambda view: _planned(view, index), arch)
+    return lower(mod, POOLS, lambda view: planned(view, index), arch)
 
 
-def _planned(view: Graph, index: bool) -> Plan:
+def planned(view: Graph, index: bool = True) -> Plan:
+    """Which poolings of a function go, and how."""
     plan = Plan(view)
     forward: dict[object, relax.Var] = {}  # of a tensor and a window -> the call
     for binding in view.bindings:
@@ -65,7 +70,24 @@ def _planned(view: Graph, index: bool) -> Plan:
             forward.setdefault(key, var)
         elif index and key in forward:
             _pass_index(plan, var, forward[key])
+    _take_slices(plan)
     return plan
+
+
+def _take_slices(plan: Plan) -> None:
+    """Into forward calls x's that are channels of a tensor, in whole packs."""
+    channels = Channels(plan.function)
+    for site in plan.sites.values():
+        x = site.args[-1]
+        form = channels.form(x) if site.call.direction == "forward" else None
+        if form is None or len(form) != 1 or len(form[0].sources) != 1:
+            continue
+        (source,), width = form[0].sources, form[0].width
+        all_of = int(source.tensor.ty.shape.values[-1])
+        pack = _PACK // DTYPE_BYTES[site.call.dtype]
+        if width < all_of and all(n % pack == 0 for n in (width, all_of, source.first)):
+            site.call = replace(site.call, slice=(source.first, all_of))
+            site.args = [source.tensor]
 
 
 def _pass_index(plan: Plan, backward: relax.Var, forward: relax.Var) -> None:

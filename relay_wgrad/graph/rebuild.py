@@ -80,9 +80,14 @@ def with_bindings(
 
 def without_unused(func: relax.Function) -> relax.Function:
     """The function without what nothing needs.  Upstream's analysis says what that is, and drops
-    spans where it writes the function itself."""
+    spans where it writes the function itself.  Itself where all is needed."""
     kept = {binding.var for binding in bindings_of(relax.analysis.remove_all_unused(func))}
-    return rebuilt(func, lambda block: [b for b in block.bindings if b.var in kept])
+
+    def used(block: Block) -> list[relax.Binding] | None:
+        found = [b for b in block.bindings if b.var in kept]
+        return None if len(found) == len(block.bindings) else found
+
+    return rebuilt(func, used)
 
 
 def with_first(func: relax.Function, bindings: Sequence[relax.Binding]) -> relax.Function:

@@ -62,10 +62,16 @@ def _sliced(block: Block) -> list[relax.Binding] | None:
     """A block's bindings with slices, or None."""
     if not isinstance(block, relax.DataflowBlock):
         return None
+    taken = taken_parts(block)
+    return _with_slices(block, taken) if taken else None
+
+
+def taken_parts(block: relax.DataflowBlock) -> list[Part]:
+    """The operands of concatenations that later readers of theirs take from what is joined."""
     bindings = list(block.bindings)
     names = [op_name(binding.value) for binding in bindings]
     if "relax.concat" not in names:
-        return None
+        return []
     tensors = _Alive(bindings)
     taken: list[Part] = []
     sizes = {part: tensor_bytes(part.operand.ty) or 0 for part in _parts(bindings, names, tensors)}
@@ -76,7 +82,7 @@ def _sliced(block: Block) -> list[relax.Binding] | None:
         if len(between) and between.max() >= _NEAR * most and sizes[part] >= _LEAST * most:
             tensors.shorten(part)
             taken.append(part)
-    return _with_slices(block, taken) if taken else None
+    return taken
 
 
 def _parts(bindings: list[Any], names: list[str], tensors: _Alive) -> list[Part]:

@@ -25,6 +25,8 @@ CALL = PoolCall("f", "backward", "float16", (3, 3), (2, 2), (1, 1, 1, 1))
         (replace(CALL, symbol="f-g"), "symbol 'f-g' is no identifier"),
         (replace(CALL, strides=(0, 1)), r"kernel (3, 3), strides (0, 1), padding (1, 1, 1, 1)"),
         (replace(CALL, kernel=(20, 20)), "a window of 20×20 pixels, at most 225"),
+        (replace(CALL, slice=(8, 8)), "slice (8, 8): a first channel, and how many there are"),
+        (replace(CALL, slice=(0, 8), index=True), "x is channels of another tensor, and backward"),
         (replace(CALL, padding=(3, 0, 0, 0)), "padding (3, 0, 0, 0) of windows (3, 3): some"),
     ],
 )

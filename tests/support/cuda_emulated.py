@@ -87,7 +87,8 @@ class _Call(ctypes.Structure):
         *((n, ctypes.c_void_p) for n in _NORM), ("workspace_bytes", ctypes.c_int64),
         *((f"other_{n}", ctypes.c_void_p) for n in _OTHER), ("windows", _Windows),
         *((n, ctypes.c_void_p) for n in _GATED),
-        *((n, ctypes.c_int64) for n in ("fold", "dy_stride", "dy2_stride")),
+        *((n, ctypes.c_int64) for n in ("fold", "dy_stride", "dy2_stride", "out_stride")),
+        ("own", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -97,6 +98,7 @@ class _PoolCall(ctypes.Structure):
     _fields_ = (
         *_Windows._fields_,
         *((n, ctypes.c_void_p) for n in ("x", "dy", "out", "index")),
+        ("x_stride", ctypes.c_int64),
     )
 
 
@@ -204,6 +206,8 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
     other: dict[str, Any] = dict.fromkeys(_OTHER)
     results = _RESULTS[call.direction]
     for name in (*call.operands, *call.results):
+        if name in ("joined", "own"):  # the first is the host's
+            continue
         side, plain = (other, name[:-1]) if name.endswith("2") and name != "dy2" else (names, name)
         is_result = name in call.results or plain == "index"
         side[results.get(plain, plain) if is_result else plain] = given[name]
@@ -223,6 +227,10 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
     for name, (first, wide) in zip(("dy", "dy2"), call.slices, strict=False):
         setattr(packed, name, given[name].ctypes.data + first * x.itemsize)
         setattr(packed, f"{name}_stride", wide)
+    if call.place:
+        packed.out = given["y"].ctypes.data + call.place[0] * x.itemsize
+        packed.out_stride = call.place[1]
+        packed.own = given["own"].ctypes.data if call.own else None
     before = own.times_together()
     assert getattr(own, NORMS.kernel_of(call))(ctypes.byref(packed), None) == 0
     return bool(own.times_together() > before)
@@ -237,7 +245,12 @@ def pool(folder: Path, call: PoolCall, given: dict[str, np.ndarray]) -> None:
         read[name].ctypes.data if name == "out" or name in (*call.operands, *call.results) else None
         for name in ("x", "dy", "out", "index")
     ]
-    packed = _PoolCall(*image, windows[1], windows[2], *call.padding[:2], *pointers)
+    if call.slice:
+        pointers[0] += call.slice[0] * given["x"].itemsize
+    stride = given["x"].shape[3] if "x" in call.operands else image[3]
+    packed = _PoolCall(
+        *image[:3], windows[3], windows[1], windows[2], *call.padding[:2], *pointers, stride
+    )
     kernel = POOLS.kernel_of(call)
     assert getattr(loaded(folder, kernel), kernel)(ctypes.byref(packed), None) == 0
 

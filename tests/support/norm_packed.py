@@ -29,11 +29,23 @@ def packed(call: NormCall) -> Callable[..., None]:
         given = dict(zip(call.operands, (torch.tensor(t.numpy()) for t in tensors), strict=False))
         compute = _gated if call.gated else _forward if call.forward else _backward
         made = compute(call, given)
+        if call.place:
+            made["own"], made["y"] = made["y"], _placed(call, made["y"], given, tensors[count])
         for name, out in zip(call.results, tensors[count:], strict=True):
             value = made[name].numpy().astype(out.dtype).reshape(out.shape)
             tvm.runtime.tensor(np.ascontiguousarray(value)).copyto(out)
 
     return run
+
+
+def _placed(call: NormCall, y: Any, v: dict[str, Any], out: Any) -> Any:
+    """The joined tensor: what it has so far, else what lies there, with a result at its place."""
+    first, wide = call.place
+    assert out.shape[-1] == wide
+    whole = v["joined"] if call.onto else torch.full(tuple(out.shape), torch.nan)
+    whole = whole.clone()
+    whole[..., first : first + y.shape[-1]] = y
+    return whole
 
 
 def _forward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:

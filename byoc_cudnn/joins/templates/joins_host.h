@@ -49,8 +49,15 @@ __attribute__((noinline)) int call(const Joins& row, const TVMFFIAny* args, int3
     for (const Part& part : row.results[i]) channels += part.width;
     z.rows = rows_of(row, out, channels, views[0]);
     for (const Part& part : row.results[i]) {
+      char* const to = pointer_of(&out) + begin * bytes;
+      begin += part.width;
+      if (part.terms.size() == 1) {  // is there already, where the result lies over its operand?
+        const Channels& one = part.terms.front();
+        const bool there = pointer_of(&views[one.operand]) + one.first * bytes == to;
+        if (there && row.channels[one.operand] == channels) continue;
+      }
       RelayWgradJoinsPiece& piece = z.piece[z.pieces++];
-      piece.to = pointer_of(&out) + begin * bytes;
+      piece.to = to;
       piece.stride = channels;
       piece.width = static_cast<int>(part.width);
       piece.first = terms;
@@ -59,10 +66,9 @@ __attribute__((noinline)) int call(const Joins& row, const TVMFFIAny* args, int3
         const TensorView& from = views[one.operand];
         z.term[terms++] = {pointer_of(&from) + one.first * bytes, row.channels[one.operand]};
       }
-      begin += part.width;
     }
   }
-  if (z.rows == 0) return 0;
+  if (z.rows == 0 || z.pieces == 0) return 0;
   const int device = views[0].device().device_id;
   on_stream(row.words, device, [&](cudaStream_t stream) {
     z.multiprocessors = attribute_of(device, cudaDevAttrMultiProcessorCount);

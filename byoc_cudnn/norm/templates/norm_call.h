@@ -45,6 +45,10 @@ struct RelayWgradNormCall {
   int64_t fold;  // of kernels' own: rows that are side by side
   // Of a backward call whose gradients are channels of other tensors: from a row to the next.
   int64_t dy_stride, dy2_stride;
+  // Of a forward call whose result is channels of a joined tensor: from a row to the next, and where the
+  // result is by itself too; or null.
+  int64_t out_stride;
+  void* own;
 };
 
 // What an object exports: 0, or a cudaError_t, negated.

@@ -209,17 +209,19 @@ __device__ inline Pack<T, V> result(const Pack<T, V>& x, const Pack<T, V>& more,
   return out;
 }
 
-// `bits`: a byte for each pack goes along, which tells what the activation lets through.
-template <typename T, int V, bool whole, Activation act, bool residual, bool bits, typename S>
+// `bits`: a byte for each pack goes along, which tells what the activation lets through.  `placed`: y is
+// channels of a joined tensor, whose rows are `stride` apart, and is written to `own` too, if that is there.
+template <typename T, int V, bool whole, Activation act, bool residual, bool bits, bool placed, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
     normalized(const T* x, const T* more, const Sum<T>* __restrict__ gamma,
                const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                const Sum<T>* __restrict__ rstd, T* y, uint8_t* __restrict__ mask,
-               Sum<T> alpha, S shape) {
+               Sum<T> alpha, int64_t stride, T* own, S shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
+  const Lanes<placed> places(shape, at, stride);
   A middle[V], scale[V], shift[V];
   load_statistics(middle, mean, at, shape);
   load_columns(scale, gamma, at, shape);
@@ -229,7 +231,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
   load_columns(shift, beta, at, shape);
   auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
     const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift, alpha);
-    store<whole>(y + row * shape.channels + at.channel, out, at.left);
+    store<whole>(y + places.at(row), out, at.left);
+    if constexpr (placed) {
+      if (own != nullptr) store<whole>(own + row * shape.channels + at.channel, out, at.left);
+    }
     if constexpr (bits) mask[row * shape.packs + at.pack] = passing<act>(out);
   };
   each_chunk<true, whole>(
@@ -263,7 +268,7 @@ Statistics<Sum<T>> statistics_of(const RelayWgradNormCall& call) {
           static_cast<A*>(call.new_var)};
 }
 
-template <typename T, bool whole, Activation act, bool residual, bool bits, typename S>
+template <typename T, bool whole, Activation act, bool residual, bool bits, bool placed, typename S>
 cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -277,21 +282,23 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;
   const auto last = writing(shape, call);
-  return launch(normalized<T, V, whole, act, residual, bits, S>, grid_of(last), kThreads, stream, x,
+  return launch(normalized<T, V, whole, act, residual, bits, placed, S>, grid_of(last), kThreads, stream, x,
                 static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
                 static_cast<const A*>(call.beta), static_cast<const A*>(s.mean),
                 static_cast<const A*>(s.rstd), static_cast<T*>(call.out),
-                static_cast<uint8_t*>(call.new_mask), static_cast<A>(call.alpha), last);
+                static_cast<uint8_t*>(call.new_mask), static_cast<A>(call.alpha), call.out_stride,
+                static_cast<T*>(call.own), last);
 }
 
 // A block has its rows of x in shared memory from the first pass to the last; between them all blocks
 // wait for each other.
-template <typename T, Activation act, bool residual, bool bits>
+template <typename T, Activation act, bool residual, bool bits, bool placed>
 __global__ void __launch_bounds__(kMany)
     normalized_together(const T* x, const T* more,
                         const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                         Statistics<Sum<T>> s, T* y, uint8_t* __restrict__ mask,
-                        Sum<T> alpha, Sum<T>* __restrict__ partial, Together z) {
+                        Sum<T> alpha, Sum<T>* __restrict__ partial, int64_t stride, T* own,
+                        Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr int kPair = 2;  // of a thread's rows on the way at once
@@ -402,33 +409,42 @@ __global__ void __launch_bounds__(kMany)
       Pack<T, V> a;
       read_kept(a, kept, first + u);
       const Pack<T, V> out = result<act, residual>(a, more_of[u], middle, scale, shift, alpha);
-      store<true>(y + i, out, V);
+      store<true>(y + (placed ? z.offset<V>(at, first + u, stride) : i), out, V);
+      if constexpr (placed) {
+        if (own != nullptr) store<true>(own + i, out, V);
+      }
       if constexpr (bits) mask[i / V] = passing<act>(out);
     }
   }
 }
 
-template <typename T, Activation act, bool residual, bool bits, bool grouped>
+// Of what is placed packs lie in one row of the joined tensor, at multiples of themselves: the host's matter.
+template <typename T, Activation act, bool residual, bool bits, bool grouped, bool placed = false>
 int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
-  const bool whole = is_whole<T>(call.channels, {call.x, call.residual, call.out});
-  if (whole) {
+  using Whole = Shape<grouped, false>;
+  using Folded = Shape<grouped, true>;
+  const auto fits = [&](const RelayWgradNormCall& one) {
+    return is_whole<T>(one.channels, {call.x, call.residual, call.out, call.own});
+  };
+  if (fits(call)) {
     const Together z = together_of<T>(call, 1, 40);
     const cudaError_t error = launch_together(
-        normalized_together<T, act, residual, bits>, z, 1, sizeof(Sums<A, kVector<T>>), stream,
+        normalized_together<T, act, residual, bits, placed>, z, 1, sizeof(Sums<A, kVector<T>>), stream,
         static_cast<const T*>(call.x), static_cast<const T*>(call.residual),
         static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta), statistics_of<T>(call),
         static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask),
-        static_cast<A>(call.alpha), static_cast<A*>(call.workspace), z);
+        static_cast<A>(call.alpha), static_cast<A*>(call.workspace), call.out_stride,
+        static_cast<T*>(call.own), z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
   const RelayWgradNormCall wide = folded<T>(call);
-  if (!is_whole<T>(wide.channels, {call.x, call.residual, call.out})) {
-    return finished(forward_by<T, false, act, residual, bits, Shape<grouped, true>>(wide, stream));
+  if (!fits(wide)) {
+    return finished(forward_by<T, false, act, residual, bits, placed, Folded>(wide, stream));
   }
   return finished(wide.fold > 1
-                      ? forward_by<T, true, act, residual, bits, Shape<grouped, true>>(wide, stream)
-                      : forward_by<T, true, act, residual, bits, Shape<grouped, false>>(wide, stream));
+                      ? forward_by<T, true, act, residual, bits, placed, Folded>(wide, stream)
+                      : forward_by<T, true, act, residual, bits, placed, Whole>(wide, stream));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ struct Tensors {
   const TensorView *gamma2 = nullptr, *beta2 = nullptr, *mean2 = nullptr, *rstd2 = nullptr,
                    *running_mean2 = nullptr, *running_var2 = nullptr, *dgamma2 = nullptr,
                    *dbeta2 = nullptr, *new_running_mean2 = nullptr, *new_running_var2 = nullptr;
-  const TensorView *mask = nullptr, *new_mask = nullptr;
+  const TensorView *mask = nullptr, *new_mask = nullptr, *joined = nullptr, *own = nullptr;
   const TensorView *gate = nullptr, *lift = nullptr, *sums = nullptr, *squeezed = nullptr,
                    *dgate = nullptr, *new_sums = nullptr;
 };
@@ -31,7 +31,8 @@ inline const Named& named(Slot slot) {
   static const Named kNamed[] = {
       {&Tensors::x, "x", true}, {&Tensors::dy, "dy", true}, {&Tensors::dy2, "dy2", true},
       {&Tensors::y, "y", true}, {&Tensors::residual, "residual", true}, {&Tensors::dx, "dx", true},
-      {&Tensors::dresidual, "dresidual", true}, {&Tensors::x2, "x2", true},
+      {&Tensors::dresidual, "dresidual", true}, {&Tensors::joined, "joined", true},
+      {&Tensors::own, "own", true}, {&Tensors::x2, "x2", true},
       {&Tensors::dx2, "dx2", true}, {&Tensors::gamma, "gamma", false},
       {&Tensors::beta, "beta", false}, {&Tensors::mean, "mean", false},
       {&Tensors::rstd, "rstd", false}, {&Tensors::running_mean, "running_mean", false},
@@ -53,7 +54,7 @@ inline const Named& named(Slot slot) {
   TVM_FFI_UNREACHABLE();
 }
 
-// What a gradient is of another tensor: channels from the `first` on, of so many.
+// Channels of another tensor, from the `first` on, of so many; no channels: none.
 struct Slice {
   int64_t first, channels;
 };
@@ -71,6 +72,7 @@ struct Norm {
   int pooled[8];  // taps, strides, padding (top, left, bottom, right) of a max pooling; or no taps
   std::vector<Slot> tensors;  // operands, then results
   std::vector<Slice> slices;  // of dy and dy2; none where they are tensors of their own
+  Slice place;                // of y among a joined tensor's channels
 };
 
 // What is pooled, and its index: windows of x.
@@ -169,6 +171,25 @@ inline bool together() {
   return text == nullptr || text[0] != '0';
 }
 
+// A result that is channels of a joined tensor: what that has so far, unless it lies there already.
+inline void placed(const Norm& norm, const Tensors& t, RelayWgradNormCall& call, cudaStream_t stream) {
+  const int64_t bytes = t.x->dtype().bits / 8, pack = 16 / bytes;
+  if (call.channels % pack != 0 || norm.place.first % pack != 0 || norm.place.channels % pack != 0) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": " << call.channels << " channels from "
+                              << norm.place.first << " on, of " << norm.place.channels
+                              << ", must each be multiples of " << pack;
+  }
+  char* const all = pointer_of(t.y);
+  if (t.joined != nullptr && pointer_of(t.joined) != all) {
+    const auto size = static_cast<size_t>(t.y->numel() * bytes);
+    check(cudaMemcpyAsync(all, pointer_of(t.joined), size, cudaMemcpyDeviceToDevice, stream),
+          "copying what is joined so far");
+  }
+  call.out = all + norm.place.first * bytes;
+  call.out_stride = norm.place.channels;
+  call.own = pointer_of(t.own);
+}
+
 inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace) {
   const TensorView& x = *t.x;
   if (x.ndim() < 2) {
@@ -182,6 +203,10 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
   const Slot windows = backward ? &Tensors::dy : &Tensors::y;
   for (Slot slot : norm.tensors) {
     const bool another = pooled && slot == windows;
+    if (norm.place.channels != 0 && (slot == &Tensors::y || slot == &Tensors::joined)) {
+      expect_slice(norm, named(slot).name, norm.place, *(t.*slot), x);
+      continue;
+    }
     if (!norm.slices.empty() && (slot == &Tensors::dy || slot == &Tensors::dy2)) {
       const size_t which = slot == &Tensors::dy2;
       expect_slice(norm, named(slot).name, norm.slices.at(which), *(t.*slot), x);
@@ -240,6 +265,7 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     call.running_mean = pointer_of(t.running_mean);
     call.running_var = pointer_of(t.running_var);
     call.out = pointer_of(backward ? t.dx : t.y);
+    if (norm.place.channels != 0) placed(norm, t, call, stream);
     call.dresidual = pointer_of(t.dresidual);
     call.first = pointer_of(backward ? t.dgamma : t.mean);
     call.second = pointer_of(backward ? t.dbeta : t.rstd);

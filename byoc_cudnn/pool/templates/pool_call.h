@@ -12,6 +12,7 @@ struct RelayWgradPoolCall {
   const void *x, *dy;  // x is null where the index tells
   void* out;           // y or dx
   void* index;         // a byte for each of y's elements: the tap r * S + s that it is; or null
+  int64_t x_stride;    // from a pixel of x to the next: C, or more where x is channels of another tensor
 };
 
 // What an object exports: 0, or a cudaError_t, negated.

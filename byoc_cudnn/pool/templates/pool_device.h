@@ -16,7 +16,7 @@ __device__ inline void maximum(const T* image, const RelayWgradPoolCall& z, int 
       const int column = left + s;
       there[s] = row >= 0 && row < z.h && column >= 0 && column < z.w;
       if (there[s]) {
-        load<whole>(packs[s], image + (int64_t{row} * z.w + column) * z.c, remain);
+        load<whole>(packs[s], image + (int64_t{row} * z.w + column) * z.x_stride, remain);
       }
     }
 #pragma unroll
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kFew)
                [&](int64_t n, int p, int q, int64_t channel) {
     const int64_t remain = z.c - channel, window = ((n * z.p + p) * z.q + q) * z.c + channel;
     Best<T, V> best;
-    maximum<R, S, whole>(x + n * z.h * z.w * z.c + channel, z, p * SR - z.top, q * SS - z.left,
+    maximum<R, S, whole>(x + n * z.h * z.w * z.x_stride + channel, z, p * SR - z.top, q * SS - z.left,
                          remain, best);
     store<whole>(y + window, best.value, remain);
     if (index != nullptr) store_taps<whole>(index + window, best.taps(), remain);
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t pack = int64_t{group} * kWide + lane, channel = pack * V, remain = z.c - channel;
   const int p0 = first_of(h0, z.top, R, SR), q0 = first_of(w0, z.left, S, SS);
   for (int64_t n = blockIdx.y; n < z.n; n += gridDim.y) {
-    const T* const image = x + n * z.h * z.w * z.c + channel;
+    const T* const image = x + n * z.h * z.w * z.x_stride + channel;
     if (pack < packs) {
       for (int i = place; i < kRows * kColumns; i += kThreads / kWide) {
         const int p = p0 + i / kColumns, q = q0 + i % kColumns;
@@ -157,7 +157,7 @@ cudaError_t backward_by(const RelayWgradPoolCall& z, cudaStream_t stream) {
 
 template <typename T>
 inline bool fits(const RelayWgradPoolCall& z) {
-  return is_whole<T>(z.c, {z.x, z.dy, z.out}) &&
+  return is_whole<T>(z.c, {z.x, z.dy, z.out}) && z.x_stride % kVector<T> == 0 &&
          reinterpret_cast<uintptr_t>(z.index) % kVector<T> == 0;
 }
 

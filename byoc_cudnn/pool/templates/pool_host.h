@@ -10,6 +10,7 @@ struct Pool {
   Element element;
   int taps[2], strides[2], padding[4];  // top, left, bottom, right
   bool backward, index;
+  int64_t slice[2];  // of x among another tensor's channels: the first, and how many; or no channels
 };
 
 __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int32_t count) {
@@ -33,8 +34,17 @@ __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int3
                                 << tensor->ndim();
     }
   }
-  bool same = x.size(0) == y.size(0) && x.size(3) == y.size(3);
-  for (int i = 0; pool.backward && i < 4; ++i) same = same && x.size(i) == out.size(i);
+  const int64_t channels = y.size(3);
+  const bool sliced = pool.slice[1] != 0;
+  bool same = x.size(0) == y.size(0);
+  if (sliced) {
+    same = same && x.size(3) == pool.slice[1] && pool.slice[0] + channels <= pool.slice[1];
+  } else {
+    same = same && x.size(3) == channels;
+  }
+  for (int i = 0; pool.backward && i < 4; ++i) {
+    same = same && (i < 3 ? x.size(i) : channels) == out.size(i);
+  }
   if (!same) TVM_FFI_THROW(ValueError) << pool.words << ": shapes that do not fit each other";
   if (index != nullptr) {
     expect_bytes(pool.words, "index", *index);
@@ -52,11 +62,12 @@ __attribute__((noinline)) int call(const Pool& pool, const TVMFFIAny* args, int3
                    pool.strides[axis], pool.padding[axis], pool.padding[2 + axis]);
   }
   if (out.numel() == 0) return 0;
-  const RelayWgradPoolCall z{x.size(0), x.size(1), x.size(2), x.size(3), y.size(1), y.size(2),
+  const int64_t offset = pool.slice[0] * (x.dtype().bits / 8);
+  const RelayWgradPoolCall z{x.size(0), x.size(1), x.size(2), channels, y.size(1), y.size(2),
                              pool.padding[0], pool.padding[1],
-                             pool.backward && pool.index ? nullptr : pointer_of(&x),
+                             pool.backward && pool.index ? nullptr : pointer_of(&x) + offset,
                              pool.backward ? pointer_of(&y) : nullptr, pointer_of(&out),
-                             pointer_of(index)};
+                             pointer_of(index), x.size(3)};
   launch(pool, z, x);
   TVM_FFI_SAFE_CALL_END();
 }

@@ -52,6 +52,22 @@ def test_a_kernel_serves_all_calls_of_a_dtype() -> None:
         JOINS.source_of("relay_wgrad_joins_int8")
 
 
+def test_what_stays_at_its_place() -> None:
+    """All that is read of an operand is where the result has it, and nothing else reads it."""
+    kept, more = Piece(8, (Term(0, 0),)), Piece(8, (Term(1, 8),))
+    call = JoinsCall("f", "float16", (16, 24), ((kept, more),))
+    assert call.overwrites == ((0, 0),)
+    assert JOINS.overwrites_of(call) == [(2, 0)]
+    for pieces in (
+        (Piece(8, (Term(0, 8),)), more),  # from elsewhere
+        (Piece(8, (Term(0, 0), Term(1, 0))), more),  # a sum
+        (kept, Piece(8, (Term(0, 0),))),  # read once more
+        (kept, more, Piece(1, ())),  # a wider result
+    ):
+        assert replace(call, results=(pieces,)).overwrites == ()
+    assert replace(call, results=((kept, more), (kept,))).overwrites == ()
+
+
 @pytest.mark.longer("compiles C++; of the libraries for convolutions stays")
 def test_a_library_checks_its_calls(tmp_path_factory: pytest.TempPathFactory) -> None:
     if text := missing(find()):

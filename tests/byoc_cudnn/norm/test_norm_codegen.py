@@ -63,6 +63,11 @@ PLAIN = NormCall("b", "backward", "bfloat16", "relu")
             replace(BACKWARD, activation="leaky_relu", bits=True, second=True),
             "a second normalization is before relu or relu6, got leaky_relu",
         ),
+        (replace(PLAIN, place=(0, 8)), "a place among joined channels is of a forward call's"),
+        (replace(FORWARD, place=(8, 8)), "place (8, 8): a first channel, and how many there are"),
+        (replace(FORWARD, place=(0,)), "place (0,): a first channel, and how many there are"),
+        (replace(FORWARD, onto=True), "what is joined so far, and a result by itself too, are of"),
+        (replace(FORWARD, own=True), "what is joined so far, and a result by itself too, are of"),
         (replace(FORWARD, alpha=-1.0), "alpha -1.0: not finite, or below zero"),
         (replace(FORWARD, symbol="f(); g"), "symbol 'f(); g' is no identifier"),
         (replace(FORWARD, epsilon=float("nan")), "epsilon nan and momentum 0.1: not finite"),
@@ -72,6 +77,17 @@ def test_refusals(call: NormCall, reason: str) -> None:
     assert check(call).reason.startswith(reason)
     with pytest.raises(ValueError, match=r"^.*: "):
         generate([call], 90)
+
+
+def test_a_result_of_a_joined_tensor() -> None:
+    call = replace(FORWARD, running=False, place=(8, 24), onto=True, own=True)
+    assert call.operands == ("x", "gamma", "beta", "joined")
+    assert call.results == ("y", "mean", "rstd", "own")
+    assert call.overwrites == (("y", "joined"), ("own", "x"))
+    assert NORMS.kernel_of(call) == "relay_wgrad_norm_forward_bfloat16_relu_placed"
+    assert "at 8 24" in generate([call], 90)
+    with pytest.raises(ValueError, match="is no kernel of normalization"):
+        NORMS.source_of(NORMS.kernel_of(call).replace("placed", "sliced"))
 
 
 def test_operands_and_results() -> None:

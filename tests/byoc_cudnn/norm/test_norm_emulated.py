@@ -201,6 +201,43 @@ def test_gradients_that_are_channels_of_others(
             assert error <= ROWS[dtype] * np.linalg.norm(apart.wide(name)), name
 
 
+@pytest.mark.parametrize(
+    ("dtype", "how", "shape", "groups", "place"),
+    [
+        ("float16", {"activation": "relu"}, (3, 40, 24), 0, (8, 40)),  # rows side by side
+        ("bfloat16", {"activation": "relu", "residual": True, "bits": True}, (60, 104), 0,
+         (104, 208)),
+        ("float32", {"activation": "silu"}, (2, 90, 16), 4, (4, 24)),
+        ("float16", {}, (400, 136), 0, (16, 152)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("together", [False, True])
+def test_results_that_are_channels_of_a_joined_tensor(
+    folder: Path, dtype: str, how: dict[str, Any], shape: tuple[int, ...], groups: int,
+    place: tuple[int, int], together: bool,
+) -> None:  # fmt: skip
+    """As by itself, bit for bit; what is beside it stays, and it is written by itself too."""
+    plain = NormCall("f", "forward", dtype, grouped=groups > 0, **how)
+    apart = Tensors(shape, dtype, groups=groups)
+    cuda_emulated.norm(folder, plain, apart.ready(plain), together)
+    rng, kind = np.random.default_rng(1), DTYPES[dtype]
+    for own in (False, True):
+        call = replace(plain, place=place, own=own)
+        assert check(call)
+        placed = Tensors(shape, dtype, groups=groups)
+        placed |= {name: apart[name] for name in plain.operands}
+        for name in call.results:
+            placed[name] = aligned(np.zeros_like(apart[name] if name != "own" else apart["y"]))
+        around = aligned(rng.standard_normal((*shape[:-1], place[1])).astype(kind))
+        placed["y"] = aligned(around)
+        cuda_emulated.norm(folder, call, placed, together)
+        around[..., place[0] : place[0] + shape[-1]] = apart["y"]
+        assert np.array_equal(placed["y"].view(np.uint8), around.view(np.uint8))
+        for name in (*plain.results[1:], *["own"] * own):
+            want = apart["y" if name == "own" else name]
+            assert np.array_equal(placed[name].view(np.uint8), want.view(np.uint8)), name
+
+
 @pytest.mark.longer
 @pytest.mark.parametrize(
     ("dtype", "activation", "shape", "windows"),
@@ -401,3 +438,32 @@ def test_what_is_not_finite_stays_in_its_row(folder: Path, value: float) -> None
     assert np.isfinite(t["mean"]).sum() == 8
     assert np.isnan(t["dgamma"]).all()
     assert np.isfinite(t["dbeta"]).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "slice_"),
+    [("bfloat16", 16, (8, 40)), ("float16", 6, (3, 13)), ("float32", 8, (0, 12))],
+)
+def test_a_pooling_of_channels_of_a_wider_tensor(
+    folder: Path, dtype: str, channels: int, slice_: tuple[int, int]
+) -> None:
+    """As of a copy, bit for bit, and so its gradient that reads x."""
+    rng, kind = np.random.default_rng(0), DTYPES[dtype]
+    wide = aligned(rng.standard_normal((2, 7, 6, slice_[1])).astype(kind))
+    x = aligned(wide[..., slice_[0] : slice_[0] + channels])
+    windows = (2, 3, 3, channels)
+    dy = aligned(rng.standard_normal(windows).astype(kind))
+    found = []
+    for image, place in ((x, ()), (wide, slice_)):
+        forward = PoolCall("f", "forward", dtype, (3, 2), (2, 2), (0, 1, 0, 0), slice=place)
+        back = replace(forward, direction="backward")
+        t = {"x": image, "dy": dy, "y": aligned(np.full(windows, np.nan, kind)),
+             "dx": aligned(np.full(x.shape, np.nan, kind)),
+             "index": aligned(np.full(windows, 90, np.uint8))}  # fmt: skip
+        cuda_emulated.pool(folder, back, t)
+        for index in (False, True):
+            cuda_emulated.pool(folder, replace(forward, index=index), t)
+            found.append(
+                [t[name].tobytes() for name in ("y", "dx")] + [t["index"].tobytes()] * index
+            )
+    assert found[:2] == found[2:]

@@ -1,0 +1,237 @@
+"""Normalizations that write into joined tensors: which do, what they compute, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from byoc_cudnn.codegen.lowering import lower
+from byoc_cudnn.joins.lower import lower_joins
+from byoc_cudnn.joins.lower import planned as joins
+from byoc_cudnn.norm import NormCall
+from byoc_cudnn.norm.lower import lower_norms
+from byoc_cudnn.norm.lower import planned as norms
+from byoc_cudnn.norm.places import take_places
+from byoc_cudnn.pool.lower import planned as pools
+from relay_wgrad.graph.rebuild import with_functions, without_unused
+from relay_wgrad.pipeline.cpu import cpu_pipeline
+from relay_wgrad.pipeline.joined import joined_once
+from relay_wgrad.training.step import ADJOINT
+from relay_wgrad.transform import grad
+from tests.support import joins as joins_support
+from tests.support import norm_packed, pool_packed
+from tests.support.compiled import virtual_machine
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+op = relax.op
+LAYOUTS = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+Emit = Callable[[Any], Any]
+
+
+class Net:
+    """Builds a step's forward part, of images (2, 6, 4) and 16 channels in float32."""
+
+    def __init__(self) -> None:
+        self.bb, self.params = relax.BlockBuilder(), list[Any]()
+        self.x = self.param("x", 2, 6, 4, 16)
+        self.numbers = 0
+
+    def param(self, name: str, *shape: int) -> Any:
+        self.params.append(relax.Var(name, relax.TensorType(shape, "float32")))
+        return self.params[-1]
+
+    def conv(self, x: Any, filters: int = 16) -> Any:
+        self.numbers += 1
+        weight = self.param(f"w{self.numbers}", filters, 1, 1, int(x.ty.shape.values[-1]))
+        return self.bb.emit(op.nn.conv2d(x, weight, **LAYOUTS))
+
+    def norm(self, x: Any, activation: str = "relu", residual: Any = None) -> Any:
+        self.numbers += 1
+        width = int(x.ty.shape.values[-1])
+        given = [self.param(f"{name}{self.numbers}", width) for name in ("gamma", "beta")]
+        given += [] if residual is None else [residual]
+        made = self.bb.emit(op.nn.batch_norm_train(x, *given, axis=3, activation=activation))
+        return self.bb.emit(relax.TupleGetItem(made, 0))
+
+    def pool(self, x: Any) -> Any:
+        window = {"pool_size": (2, 2), "strides": (2, 2), "layout": "NHWC"}
+        return self.bb.emit(op.nn.max_pool2d(x, **window))
+
+    def join(self, *parts: Any) -> Any:
+        return self.bb.emit(op.concat(list(parts), 3))
+
+    def total(self, *parts: Any) -> Any:
+        # So large that memory counts there alone: else what is joined is read from there later.
+        large = self.param("large", 1024, 1024)
+        sums = [op.sum(self.bb.emit(op.multiply(p, p))) for p in (*parts, large)]
+        found = sums[0]
+        for one in sums[1:]:
+            found = op.add(found, one)
+        return self.bb.emit_output(found)
+
+
+def levels(net: Net) -> Any:
+    """A U-Net's: what is pooled is joined with what comes up."""
+    left = net.norm(net.conv(net.x))
+    low = net.norm(net.conv(net.pool(left)))
+    up = net.bb.emit(op.concat([net.bb.emit(op.concat([low, low], 2)) for _ in range(2)], 1))
+    return net.total(net.conv(net.join(left, net.conv(up))))
+
+
+def branches(net: Net) -> Any:
+    """Inception's: all that is joined are normalizations, one with a residual."""
+    first = net.norm(net.conv(net.x))
+    second = net.norm(net.conv(net.x, 32), "")
+    third = net.norm(net.conv(net.x), "relu", net.conv(net.x))
+    return net.total(net.conv(net.join(second, third, first)))
+
+
+def chain(net: Net) -> Any:
+    """VoVNet's: each is the next one's input too, and then joined; the last is joined alone."""
+    first = net.norm(net.conv(net.x))
+    second = net.norm(net.conv(first))
+    third = net.norm(net.conv(second))
+    return net.total(net.conv(net.join(net.x, first, second, third)))
+
+
+def twice(net: Net) -> Any:
+    """Two joins of one result, of which a sum with a cut is made too."""
+    first = net.norm(net.conv(net.x))
+    cut = net.bb.emit(op.split(net.conv(net.x, 32), [16], 3))
+    part, rest = (net.bb.emit(relax.TupleGetItem(cut, i)) for i in range(2))
+    second = net.norm(net.conv(net.bb.emit(op.add(first, part))))
+    one, two = net.join(first, second, rest), net.join(net.conv(second), first)
+    return net.total(net.conv(one), net.conv(two))
+
+
+def narrow(net: Net) -> Any:
+    """Channels of no whole packs, and too few of them."""
+    parts = [net.norm(net.conv(net.x, n)) for n in (6, 10, 8)]
+    return net.total(net.conv(net.join(*parts)))
+
+
+NETS = {
+    levels: [((0, 32), False, False)],
+    branches: [((48, 64), False, False), ((0, 64), True, False), ((32, 64), True, False)],
+    chain: [((16, 64), False, True), ((32, 64), True, True), ((48, 64), True, False)],
+    twice: [((0, 48), False, True), ((16, 48), True, True)],
+    narrow: [],
+}
+
+
+def step(build: Callable[[Net], Any]) -> tvm.IRModule:
+    net = Net()
+    with net.bb.function("main"):
+        with net.bb.dataflow():
+            loss = build(net)
+        net.bb.emit_func_output(loss, net.params)
+    wrt = [str(param.name) for param in net.params]
+    return tvm.IRModule({ADJOINT: grad(net.bb.get(), "main", wrt=wrt)[ADJOINT]})
+
+
+def lowered(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[NormCall], list[Any]]:
+    """With stand-ins for the generated functions, and the calls that there are of each family."""
+    families = [norm_packed.Recorder(), pool_packed.Recorder(), joins_support.Recorder()]
+    plans = [(norms, take_places), (pools, None), (joins, None)]
+    for family, (plan, then) in zip(families, plans, strict=True):
+        if plan is joins:
+            mod = joined_once(with_functions(mod, lambda _, func: without_unused(func)))
+        mod, _ = lower(mod, family, plan, 90, then)  # type: ignore[arg-type]
+        relax.analysis.well_formed(mod)
+        family.register()
+    return mod.without_attr("external_mods"), families[0].calls, families
+
+
+def run(mod: tvm.IRModule, pipeline: Any = None) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    values = [
+        rng.standard_normal([int(n) for n in p.ty.shape.values], "float32")
+        * np.float32(1e-4 if str(p.name) == "large" else 1)
+        for p in mod[ADJOINT].params
+    ]
+    vm = virtual_machine(mod, pipeline=pipeline or cpu_pipeline())
+    for _ in range(2):  # the second finds what the first left
+        first, partials = vm[ADJOINT](*map(tvm.runtime.tensor, values))
+    return [t.numpy() for t in (first, *partials)]
+
+
+@pytest.mark.parametrize("build", NETS, ids=lambda build: build.__name__)
+def test_a_step_is_what_it_was(build: Callable[[Net], Any]) -> None:
+    """By the plan that lays all in one place, and by TVM's, which does not."""
+    before = step(build)
+    after, calls, _ = lowered(before)
+    placed = [(c.place, c.onto, c.own) for c in calls if c.place]
+    assert placed == NETS[build]
+    want = run(before)
+    for pipeline in (None, relax.get_pipeline("default")):
+        for got, right in zip(run(after, pipeline), want, strict=True):
+            assert np.linalg.norm(got - right) < 2e-5 * max(float(np.linalg.norm(right)), 1)
+
+
+@pytest.mark.parametrize("build", [levels, branches, chain, twice], ids=lambda b: b.__name__)
+def test_what_is_joined_has_one_place(build: Callable[[Net], Any]) -> None:
+    """Each call's result lies where the operand does that has what is joined so far."""
+    after, _, families = lowered(step(build))
+    found: dict[str, set[bool]] = {}
+    for family in families:
+        for call in family.calls:
+            if pairs := family.overwrites_of(call):
+                _watch(call.symbol, pairs[:1], found)
+    run(after)
+    first = {call.symbol for call in families[0].calls if call.onto}
+    joined = [call for call in families[2].calls if call.overwrites]
+    assert len(first) + len(joined) == {levels: 1, branches: 2, chain: 3, twice: 2}[build]
+    assert all(found[symbol] == {True} for symbol in (*first, *(c.symbol for c in joined)))
+
+
+def _watch(symbol: str, pairs: Any, found: dict[str, set[bool]]) -> None:
+    """Notes of a function's calls whether results lie where operands do."""
+    inner = tvm_ffi.get_global_func(symbol)
+
+    def run(*tensors: Any) -> None:
+        at = [torch.from_dlpack(tensor).data_ptr() for tensor in tensors]
+        found.setdefault(symbol, set()).update(at[result] == at[given] for result, given in pairs)
+        inner(*tensors)
+
+    tvm_ffi.register_global_func(symbol, run, override=True)
+
+
+def test_what_stays_an_operand_of_its_join() -> None:
+    """Of a size that the run knows, given by the function, or read later where memory counts."""
+    bb = relax.BlockBuilder()
+    n = tvm.tirx.Var("n", "int64")
+    for shape, gives in (((n, 6, 4, 16), False), ((2, 6, 4, 16), True)):
+        x, other = (relax.Var(name, relax.TensorType(shape, "float32")) for name in ("x", "other"))
+        gamma, beta = (relax.Var(name, relax.TensorType((16,), "float32")) for name in "gb")
+        with bb.function("f" if gives else "main", [x, other, gamma, beta]):
+            with bb.dataflow():
+                made = bb.emit(op.nn.batch_norm_train(x, gamma, beta, axis=3))
+                y = bb.emit(relax.TupleGetItem(made, 0))
+                joined = op.concat([other, y], 3)
+                joined = bb.emit_output(joined) if gives else bb.emit(joined)
+                out = bb.emit_output(op.sum(bb.emit(op.sin(bb.emit(op.cumsum(joined, 1))))))
+            bb.emit_func_output(relax.Tuple([out, joined] if gives else [out]))
+    mod, _ = lower_norms(bb.get(), 90)
+    assert "at 16 32" not in mod.attrs["external_mods"][0].inspect_source()
+    text = lower_joins(mod, 90)[0].script()
+    assert text.count("relay_wgrad_joins") >= 2  # for the join is a kernel
+    memory = chain
+    net = Net()
+    net.param = lambda name, *shape: Net.param(
+        net, name, *(s if name != "large" else 1 for s in shape)
+    )  # type: ignore[method-assign]
+    with net.bb.function("main"):
+        with net.bb.dataflow():
+            loss = memory(net)
+        net.bb.emit_func_output(loss, net.params)
+    wrt = [str(param.name) for param in net.params]
+    _, calls, _ = lowered(tvm.IRModule({ADJOINT: grad(net.bb.get(), "main", wrt=wrt)[ADJOINT]}))
+    assert [(c.place, c.onto, c.own) for c in calls if c.place] == [((48, 64), False, False)]
