@@ -123,6 +123,8 @@ class Channels:
 
         One that is widened is stored before.
         """
+        if self._is_base(var):
+            return True
         if made is None or made.wide == 1 or all(len(some.sources) < 2 for some in made.form):
             return False
         ops, names = [], [var]
@@ -135,6 +137,24 @@ class Channels:
                 else:
                     ops.append(op_name(user.value))
         return not set(ops) <= set(_OPS) or (len(ops) > 1 and set(ops) != {_SPLIT})
+
+    def _is_base(self, var: relax.Var) -> bool:
+        """Whether a join that is stored is what a later one of its width adds channels to, which
+        may lie over it then."""
+        users = self.view.users_of(var)
+        cuts = [b for b in users if op_name(b.value) == _SPLIT]
+        if op_name(self.view.value.get(var)) != _CONCAT or not cuts:
+            return False
+        if all(op_name(binding.value) in (*_OPS, _SPLIT) for binding in users):
+            return False
+        fields = [field for cut in cuts for _, field in _places(self.view, cut)]
+        at = {field: begin for cut in cuts for begin, field in _places(self.view, cut)}
+        return any(
+            begin == at.get(field) and _width(join.var) == _width(var)
+            for join in self.view.users_of(*fields)
+            if op_name(join.value) == _CONCAT
+            for begin, field in _begins(self.view.bound_to(join.value.args[0]).fields)
+        )
 
     def _axis(self, var: relax.Var, value: Any, tensor: Any) -> bool:
         """Whether a call is along the last axis; notes where it is not."""
@@ -247,6 +267,21 @@ def _width_of(ty: Any) -> int | None:
 def _width(var: Any) -> int | None:
     """A tensor's channels; None where they are not known."""
     return _width_of(getattr(var, "ty", None))
+
+
+def _begins(fields: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Tensors that lie side by side, and the channel that each begins at."""
+    found, begin = [], 0
+    for field in fields:
+        found.append((begin, field))
+        begin += _width(field) or 0
+    return found
+
+
+def _places(view: Graph, cut: Any) -> list[tuple[int, relax.Var]]:
+    """The variables of a split's fields, and the channel that each begins at."""
+    widths = [_width_of(ty) or 0 for ty in cut.value.ty.fields]
+    return [(sum(widths[:index]), field) for index, field in view.fields_of(cut.var)]
 
 
 def _part(form: Form, first: int, width: int) -> Form:

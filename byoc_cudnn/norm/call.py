@@ -76,6 +76,9 @@ class NormCall:
     `joined`, the last one, if there is any (`onto`), and is copied where y does not lie in its
     place.  With `own` the last result is y by itself, which somebody reads.
 
+    With `within` x of a call without residual is channels of a wider tensor, which is given in its
+    place: the first channel, and how many the tensor has.
+
     With `by_row` a group is all channels of one row, an image of its own: x is (rows, 1, C),
     of at most `longest_row` channels, mean and rstd (rows, 1).
 
@@ -117,6 +120,7 @@ class NormCall:
     place: tuple[int, ...] = ()
     onto: bool = False
     own: bool = False
+    within: tuple[int, ...] = ()
     epsilon: float = 1e-5
     momentum: float = 0.1
     unbiased: bool = True
@@ -177,6 +181,8 @@ class NormCall:
         given = [name for name in rows if name in self.operands]
         if self.pooled or self.direction in ("squeeze", "gate_sums"):
             return ()
+        if self.within:  # x has
+            return () if self.forward else (("dx", "dy"),)
         if self.place:  # y has other rows
             own = tuple(("own", name) for name in given if self.own)
             return (*((("y", "joined"),) * self.onto), *own)
@@ -259,6 +265,12 @@ def check(call: NormCall) -> Decision:
         return no(f"place {call.place}: a first channel, and how many there are")
     if (call.onto or call.own) and not call.place:
         return no("what is joined so far, and a result by itself too, are of one with a place")
+    if call.within and (not plain or call.place or call.slices):
+        return no(
+            "x is channels of another tensor for a call of x alone, whose others are their own"
+        )
+    if call.within and not (len(call.within) == 2 and 0 <= call.within[0] < call.within[1]):
+        return no(f"within {call.within}: a first channel, and how many there are")
     if call.running and call.direction not in ("forward", "squeeze"):
         return no("running statistics are updated forward, not backward")
     if not math.isfinite(call.alpha) or call.alpha < 0:

@@ -22,9 +22,11 @@ _GATED_ROWS = {True: "#define RW_NORM_UNROLL 8", False: "#define RW_NORM_UNROLL 
 # Members of what a call gives and another takes; mask and index are one, of no rows and channels.
 _RESULTS = {"mask": "new_mask", "index": "new_mask", "sums": "new_sums"}
 _TAIL = re.compile(
-    r"(_residual|_second|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced|_placed)?"
+    r"(_residual|_second|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced|_placed|_within)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
+# Template arguments: whether gradients or the result, and whether x, are channels of other tensors.
+_OTHER = {"": "", "_sliced": ", true", "_placed": ", true", "_within": ", false, true"}
 _GATED_TAIL = re.compile(r"(_residual)?(_relu)?(_bits)?(_summed)?")
 
 
@@ -55,6 +57,7 @@ def _tail(call: NormCall) -> str:
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
     more += "_grouped" * (call.grouped and not call.by_row)
     more += "_sliced" * bool(call.slices) + "_placed" * bool(call.place)
+    more += "_within" * bool(call.within)
     if call.pooled:
         r, s, down, across = call.pooled[:4]
         more += f"_pooled_{r}x{s}_{down}x{across}"
@@ -92,7 +95,7 @@ def _body(
     if not found:
         return None
     residual, bits, summed, grouped, other, *windows = found.groups()
-    if other is not None and (direction == "forward") != (other == "_placed"):
+    if other not in (None, "_within") and (direction == "forward") != (other == "_placed"):
         return None  # gradients are sliced, results placed
     kind = f"{ELEMENTS[dtype][1]}, Activation::{_enumerator(activation)}"
     function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
@@ -110,7 +113,7 @@ def _body(
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
     if residual != "_second" and not windows[0]:
-        last += f", {str(bool(grouped)).lower()}" + ", true" * bool(other)
+        last += f", {str(bool(grouped)).lower()}{_OTHER[other or '']}"
     parts = ["device", "together", "forward", "backward", "two"]
     if windows[0]:
         parts[-1] = "pooled"
@@ -130,7 +133,7 @@ def _row(call: NormCall) -> tuple[str, str]:
     operands = ", ".join(f"&Tensors::{name}" for name in names)
     pooled = ", ".join(map(str, call.pooled))
     slices = ", ".join(f"{{{first}, {channels}}}" for first, channels in call.slices)
-    place = ", ".join(map(str, call.place))
+    place, within = (", ".join(map(str, one)) for one in (call.place, call.within))
     words = [
         call.direction, call.dtype, *([call.activation] if call.activation else []),
         *(["residual"] if call.residual else []), *(["running"] if call.running else []),
@@ -139,6 +142,7 @@ def _row(call: NormCall) -> tuple[str, str]:
         *(["then", call.last] if call.last else []),
         *(f"{first}+of{channels}" for first, channels in call.slices),
         *(["at", *map(str, call.place)] if call.place else []),
+        *(["within", *map(str, call.within)] if call.within else []),
     ]  # fmt: skip
     kind = "layer_norm" if call.by_row else "group_norm" if call.grouped else "batch_norm"
     numbers = f"{call.epsilon!r}, {call.momentum!r}, {call.alpha!r}"
@@ -146,7 +150,7 @@ def _row(call: NormCall) -> tuple[str, str]:
     switches = ", ".join(str(one).lower() for one in flags)
     return f"{kind} {' '.join(words)}", (
         f"{ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"
-        f"     {{{pooled}}}, {{{operands}}}, {{{slices}}}, {{{place}}}"
+        f"     {{{pooled}}}, {{{operands}}}, {{{slices}}}, {{{place}}}, {{{within}}}"
     )
 
 

@@ -4,7 +4,7 @@ Where a backward call is told by y what an activation let through, and the forwa
 is here, bits go from one to the other instead.  A sum of two gradients, which is what comes back to
 where a residual branches off, is added by the backward call itself.  Where a residual is a
 normalization's own result, made for nothing else, one call computes both.  And what is joined with
-others is written into the joined tensor (`places`).
+others is written into the joined tensor (`places`), which may grow (`grown`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.train_norm import BACKWARDS, FORWARDS, dtype_of
 from relay_wgrad.problem import DTYPE_BYTES
 
-from ..codegen.lowering import DirectEntry, Field, Plan, Site, lower, same_type
+from ..codegen.lowering import DirectEntry, Field, Plan, Site, Symbols, lower, same_type
 from ..joins.channels import Channels, is_plain
 from .call import BITS, NormCall, check, longest_row
 from .codegen import NORMS
 from .gates import VECTOR, mask_type, take_gates
+from .grown import grow
 from .places import take_places
 from .pool_fusion import take_pools
 
@@ -48,7 +49,15 @@ def lower_norms(
     -------
     (tvm.IRModule, tuple) : a new module, and an entry for each normalization in program order.
     """
-    return lower(mod, NORMS, lambda view: planned(view, bits), arch, take_places)
+    return lower(mod, NORMS, lambda view: planned(view, bits), arch, in_joins)
+
+
+def in_joins(func: relax.Function, symbols: Symbols) -> tuple[relax.Function, dict[str, str]]:
+    """The function whose normalizations read and write channels of joined tensors, and the symbols
+    of those by the names of their calls' variables; `symbols` are added to."""
+    func, grown = grow(func, symbols)
+    func, placed = take_places(func, symbols)
+    return func, grown | placed
 
 
 def planned(view: Graph, bits: bool = True) -> Plan:

@@ -28,6 +28,7 @@ from relay_wgrad.pipeline.joined import taken_parts
 from relay_wgrad.problem import DTYPE_BYTES
 
 from ..codegen.lowering import Symbols
+from ..joins.call import JoinsCall
 from ..joins.lower import planned as joins
 from ..pool.lower import BACKWARD, CAST, FORWARD, windows_of
 from .call import NormCall, check
@@ -36,7 +37,8 @@ from .gates import VECTOR
 
 _CONCAT, _ADD, _SPLIT = "relax.concat", "relax.add", "relax.split"
 _FORMS = (_CONCAT, _ADD, _SPLIT, CAST)  # what joins look through
-_LEAST = 64  # bytes of a row: memory gives and takes 32 or 64 at once
+LEAST = 64
+"""Bytes of a row: memory gives and takes 32 or 64 at once."""
 
 
 @dataclass
@@ -97,9 +99,16 @@ def _found(view: Graph, calls: Mapping[str, NormCall]) -> dict[relax.Var, list[_
         here.sort(key=lambda one: view.index[one.call])
         for step, one in enumerate(here):
             one.step = step
-        if here:
+        if sum(one.width for one in here) > _there(sites[var].call):
             found[var] = here
     return found
+
+
+def _there(call: JoinsCall) -> int:
+    """How many channels a join need not copy as it is, where it lies over one of its operands."""
+    terms = [(piece.width, term.operand) for piece in call.pieces for term in piece.terms]
+    over = {operand for _, operand in call.overwrites}
+    return max((sum(n for n, o in terms if o == operand) for operand in over), default=0)
 
 
 def _times(fields: Any, one: _Placed) -> int:
@@ -132,13 +141,13 @@ def _one(
     if not isinstance(item, relax.TupleGetItem) or int(item.index) != 0:
         return None
     call = view.resolved(item.tuple_value)
-    record = _record(view, call, calls)
+    record = record_of(view, call, calls)
     if record is None or view.is_whole(call) or view.block[call] != view.block[join]:
         return None
     total, bytes_of = int(join.ty.shape.values[-1]), DTYPE_BYTES[record.dtype]
     packs = all(n * bytes_of % VECTOR == 0 for n in (*place, total))
     wanted = replace(record, symbol=NORMS.codegen, place=(place[0], total))
-    if not packs or place[1] * bytes_of < _LEAST or not check(wanted):
+    if not packs or place[1] * bytes_of < LEAST or not check(wanted):
         return None
     results = _names(view, [var for index, var in view.fields_of(call) if index == 0])
     if not all(isinstance(name, relax.DataflowVar) for name in results):
@@ -161,7 +170,8 @@ def _one(
     return _Placed(call, record, results, join, *place, own)
 
 
-def _record(view: Graph, call: Any, calls: Mapping[str, NormCall]) -> NormCall | None:
+def record_of(view: Graph, call: Any, calls: Mapping[str, NormCall]) -> NormCall | None:
+    """The record of a call of a generated function; None for something else."""
     value: Any = view.value.get(call) if isinstance(call, relax.Var) else None
     if op_name(value) != "relax.call_dps_packed":
         return None

@@ -96,6 +96,52 @@ def test_bits_of_a_normalization_apart(functions: Any, case: int, onto: bool, ow
             assert same(found[name], apart["y" if name == "own" else name]), name
 
 
+# dtype, activation, shape, groups, the first channel and how many there are
+WITHIN: list[tuple[str, str, tuple[int, ...], int, tuple[int, int]]] = [
+    ("float16", "relu", (64, 28, 28, 160), 0, (0, 512)),
+    ("float16", "relu", (16, 56, 56, 32), 0, (64, 256)),  # rows side by side
+    ("bfloat16", "relu", (8, 7, 7, 208), 0, (0, 832)),  # one launch
+    ("bfloat16", "silu", (4, 33, 9, 64), 4, (64, 128)),
+    ("float32", "", (5, 19, 12), 0, (12, 24)),
+]
+
+
+def within_call(case: int, direction: str, there: bool) -> NormCall:
+    dtype, activation, _, groups, within = WITHIN[case]
+    call = NormCall(f"{direction}_{case}", direction, dtype, activation, grouped=groups > 0)
+    return replace(call, symbol=f"{direction}_{case}_within", within=within) if there else call
+
+
+@pytest.mark.parametrize("case", range(len(WITHIN)))
+def test_bits_of_an_operand_copied(case: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    dtype, _, shape, groups, (first, wide) = WITHIN[case]
+    directions = ("forward", "backward")
+    calls = [within_call(case, d, there) for d in directions for there in (False, True)]
+    assert all(map(check, calls))
+    library = load(calls, tmp_path_factory.mktemp("within"))
+    kind, width, generator = (
+        getattr(torch, dtype),
+        shape[-1],
+        torch.Generator("cuda").manual_seed(1),
+    )
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, device="cuda", generator=generator)
+
+    x, dy = random(*shape[:-1], wide).to(kind), random(*shape).to(kind)
+    gamma, beta, few = random(width), random(width), (shape[0], groups) if groups else (width,)
+    found = []
+    for there in (False, True):
+        given = x if there else x[..., first : first + width].contiguous()
+        y, mean, rstd = torch.full_like(dy, torch.nan), random(*few), random(*few)
+        library[within_call(case, "forward", there).symbol](given, gamma, beta, y, mean, rstd)
+        results = [torch.full_like(t, torch.nan) for t in (dy, gamma, beta)]
+        back = within_call(case, "backward", there).symbol
+        library[back](dy, given, gamma, beta, mean, rstd, *results)
+        found.append([y, mean, rstd, *results])
+    assert all(map(same, *found))
+
+
 def test_a_place_of_no_whole_packs_is_refused(functions: Any) -> None:
     x = torch.zeros((5, 4), device="cuda", dtype=torch.float64)
     few, joined = (

@@ -88,7 +88,7 @@ class _Call(ctypes.Structure):
         *((f"other_{n}", ctypes.c_void_p) for n in _OTHER), ("windows", _Windows),
         *((n, ctypes.c_void_p) for n in _GATED),
         *((n, ctypes.c_int64) for n in ("fold", "dy_stride", "dy2_stride", "out_stride")),
-        ("own", ctypes.c_void_p),
+        ("own", ctypes.c_void_p), ("x_stride", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -211,6 +211,7 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
         side, plain = (other, name[:-1]) if name.endswith("2") and name != "dy2" else (names, name)
         is_result = name in call.results or plain == "index"
         side[results.get(plain, plain) if is_result else plain] = given[name]
+    x = given["y" if call.forward else "dx"] if call.within else x  # of its shape
     images, channels = x.shape[0] if call.grouped or call.gated else 1, x.shape[-1]
     groups = given["mean"].shape[1] if call.grouped else channels
     packed = _Call(
@@ -227,6 +228,9 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
     for name, (first, wide) in zip(("dy", "dy2"), call.slices, strict=False):
         setattr(packed, name, given[name].ctypes.data + first * x.itemsize)
         setattr(packed, f"{name}_stride", wide)
+    if call.within:
+        packed.x = given["x"].ctypes.data + call.within[0] * x.itemsize
+        packed.x_stride = call.within[1]
     if call.place:
         packed.out = given["y"].ctypes.data + call.place[0] * x.itemsize
         packed.out_stride = call.place[1]

@@ -27,6 +27,10 @@ def packed(call: NormCall) -> Callable[..., None]:
         count = len(call.operands)
         assert len(tensors) == count + len(call.results), (call, len(tensors))
         given = dict(zip(call.operands, (torch.tensor(t.numpy()) for t in tensors), strict=False))
+        if call.within:
+            first, wide = call.within
+            assert given["x"].shape[-1] == wide
+            given["x"] = given["x"][..., first : first + given["gamma"].shape[0]]
         compute = _gated if call.gated else _forward if call.forward else _backward
         made = compute(call, given)
         if call.place:

@@ -10,7 +10,8 @@ namespace {
 // Where dy' comes from: dy itself; dy and the activation of what x gives; dy and the stored y, or its
 // bits.  Of the last two the first pass writes dy', which is the residual's gradient, and the second
 // reads it; with `summed` a second gradient is added to dy before, and the sum rounded as if apart.  With
-// `sliced` both are channels of other tensors, and the sum, which is not written, is made in both passes.
+// `sliced` both are channels of other tensors, and the sum, which is not written, is made in both passes;
+// `within` x is.
 enum class Mask { kNone, kComputed, kStored, kBits };
 
 // Of two gradients, rounded.
@@ -76,19 +77,21 @@ __device__ inline void write_sums(const A (&sums)[2][kThreads * V], A* partial, 
   }
 }
 
-template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, typename S>
+template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, bool within,
+          typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
     gradient_sums(const T* dy, const T* dy2, const T* __restrict__ x, const T* y,
                   const uint8_t* __restrict__ bits, const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
                   T* dresidual, Sum<T>* __restrict__ partial, Sum<T> alpha,
-                  int64_t dy_stride, int64_t dy2_stride, S shape) {
+                  int64_t dy_stride, int64_t dy2_stride, int64_t x_stride, S shape) {
   using A = Sum<T>;
   constexpr bool kStored = mask == Mask::kStored, kBits = mask == Mask::kBits;
   __shared__ A sums[2][kThreads * V];
   begin();
   const Place at(shape, V);
   const Lanes<sliced> gradients(shape, at, dy_stride), others(shape, at, dy2_stride);
+  const Lanes<within> reads(shape, at, x_stride);
   A plain[V] = {}, weighted[V] = {};
   if (at.left > 0) {
     A middle[V], scale[V], shift[V];
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
             const int64_t i = row * shape.channels + at.channel;
             load_own<whole>(g[u], dy + gradients.at(row), at.left);
             if constexpr (summed) load_own<whole>(more[u], dy2 + others.at(row), at.left);
-            load<whole>(a[u], x + i, at.left);
+            load<whole>(a[u], x + reads.at(row), at.left);
             if constexpr (kStored) load_own<whole>(b[u], y + i, at.left);
             if constexpr (kBits) through[u] = __ldg(bits + row * shape.packs + at.pack);
           }
@@ -134,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
           uint8_t through = 0;
           load_own<whole>(g, dy + gradients.at(row), at.left);
           if constexpr (summed) load_own<whole>(more, dy2 + others.at(row), at.left);
-          load<whole>(a, x + i, at.left);
+          load<whole>(a, x + reads.at(row), at.left);
           if constexpr (kStored) load_own<whole>(b, y + i, at.left);
           if constexpr (kBits) through = __ldg(bits + row * shape.packs + at.pack);
           add(row, g, more, a, b, through);
@@ -259,18 +262,20 @@ __device__ inline void load_slopes(A (&middle)[V], A (&scale)[V], A (&shift)[V],
   if constexpr (mask == Mask::kComputed) load_columns(shift, beta, at, shape);
 }
 
-template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, typename S>
+template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, bool within,
+          typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
     gradient(const T* dy, const T* dy2, const T* x,
              const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
              const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
              const Sum<T>* __restrict__ dbeta, int64_t apart, T* dx, Sum<T> alpha,
-             int64_t dy_stride, int64_t dy2_stride, S shape) {
+             int64_t dy_stride, int64_t dy2_stride, int64_t x_stride, S shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
   const Lanes<sliced> gradients(shape, at, dy_stride), others(shape, at, dy2_stride);
+  const Lanes<within> reads(shape, at, x_stride);
   A middle[V], scale[V], shift[V], slope[V], level[V];
   load_slopes<mask>(middle, scale, shift, slope, level, gamma, beta, mean, rstd, dgamma, dbeta,
                     apart, at, shape);
@@ -288,7 +293,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
           const int64_t row = first + int64_t{u} * shape.height();
           load_own<whole>(g[u], dy + gradients.at(row), at.left);
           if constexpr (summed) load_own<whole>(more[u], dy2 + others.at(row), at.left);
-          load_own<whole>(a[u], x + row * shape.channels + at.channel, at.left);
+          load_own<whole>(a[u], x + reads.at(row), at.left);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
@@ -301,12 +306,13 @@ __global__ void __launch_bounds__(kThreads, kResident)
         Pack<T, V> g, more, a;
         load_own<whole>(g, dy + gradients.at(row), at.left);
         if constexpr (summed) load_own<whole>(more, dy2 + others.at(row), at.left);
-        load_own<whole>(a, x + i, at.left);
+        load_own<whole>(a, x + reads.at(row), at.left);
         write(i, g, more, a);
       });
 }
 
-template <typename T, bool whole, Activation act, Mask mask, bool summed, bool sliced, typename S>
+template <typename T, bool whole, Activation act, Mask mask, bool summed, bool sliced, bool within,
+          typename S>
 cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -319,10 +325,10 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   auto* const through = static_cast<T*>(call.dresidual);
   const A alpha = static_cast<A>(call.alpha);
   cudaError_t error =
-      launch(gradient_sums<T, V, whole, act, mask, summed, sliced, S>, grid_of(shape), kThreads, stream, dy,
-             static_cast<const T*>(call.dy2), x, static_cast<const T*>(call.y),
+      launch(gradient_sums<T, V, whole, act, mask, summed, sliced, within, S>, grid_of(shape), kThreads,
+             stream, dy, static_cast<const T*>(call.dy2), x, static_cast<const T*>(call.y),
              static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, through, partial, alpha,
-             call.dy_stride, call.dy2_stride, shape);
+             call.dy_stride, call.dy2_stride, call.x_stride, shape);
   if (error != cudaSuccess) return error;
   error = finish_gradients(partial, gamma, rstd, dgamma, dbeta, shape, stream);
   if (error != cudaSuccess) return error;
@@ -333,14 +339,14 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   const int64_t apart = 2 * shape.blocks * shape.channels;
   const auto last = writing(shape, call);
   constexpr Activation kAct = kWritten ? Activation::kNone : act;
-  return launch(gradient<T, V, whole, kAct, kLater, summed && !kWritten, sliced, S>, grid_of(last),
-                kThreads, stream, kWritten ? static_cast<const T*>(through) : dy,
+  return launch(gradient<T, V, whole, kAct, kLater, summed && !kWritten, sliced, within, S>,
+                grid_of(last), kThreads, stream, kWritten ? static_cast<const T*>(through) : dy,
                 static_cast<const T*>(call.dy2), x, gamma, beta, mean, rstd, slopes, levels, apart,
-                static_cast<T*>(call.out), alpha, call.dy_stride, call.dy2_stride, last);
+                static_cast<T*>(call.out), alpha, call.dy_stride, call.dy2_stride, call.x_stride, last);
 }
 
 // A block has its rows of dy and x in shared memory from the sums to the gradient.
-template <typename T, Activation act, Mask mask, bool summed, bool sliced>
+template <typename T, Activation act, Mask mask, bool summed, bool sliced, bool within>
 __global__ void __launch_bounds__(kMany)
     gradient_together(const T* dy, const T* dy2, const T* x,
                       const T* y, const uint8_t* __restrict__ bits,
@@ -348,7 +354,7 @@ __global__ void __launch_bounds__(kMany)
                       const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
                       T* dresidual, T* dx, Sum<T>* __restrict__ dgamma,
                       Sum<T>* __restrict__ dbeta, Sum<T> alpha, Sum<T>* __restrict__ partial,
-                      int64_t dy_stride, int64_t dy2_stride, Together z) {
+                      int64_t dy_stride, int64_t dy2_stride, int64_t x_stride, Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
@@ -359,7 +365,7 @@ __global__ void __launch_bounds__(kMany)
   const int turns = z.turns_of<V>(at);
   for (int k = 0; k < turns; ++k) {
     keep(kept, k, dy + z.offset<V>(at, k, sliced ? dy_stride : z.channels));
-    keep(kept_x, k, x + z.offset<V>(at, k));
+    keep(kept_x, k, x + z.offset<V>(at, k, within ? x_stride : z.channels));
     kept_so_far();
   }
   const int64_t mine = (int64_t{at.tile} * z.width + at.lane) * V, left = z.channels - mine;
@@ -461,7 +467,8 @@ __global__ void __launch_bounds__(kMany)
   }
 }
 
-template <typename T, Activation act, Mask mask, bool summed, bool grouped, bool sliced = false>
+template <typename T, Activation act, Mask mask, bool summed, bool grouped, bool sliced = false,
+          bool within = false>
 int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   // Of what is sliced: whether a pack lies in one row, at a multiple of itself.
@@ -474,7 +481,7 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
   if (fits(call)) {
     const Together z = together_of<T>(call, 2, 80);
     const cudaError_t error = launch_together(
-        gradient_together<T, act, mask, summed, sliced>, z, 2, sizeof(Sums<A, kVector<T>>), stream,
+        gradient_together<T, act, mask, summed, sliced, within>, z, 2, sizeof(Sums<A, kVector<T>>), stream,
         static_cast<const T*>(call.dy), static_cast<const T*>(call.dy2),
         static_cast<const T*>(call.x), static_cast<const T*>(call.y),
         static_cast<const uint8_t*>(call.mask), static_cast<const A*>(call.gamma),
@@ -482,18 +489,18 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
         static_cast<const A*>(call.rstd), static_cast<T*>(call.dresidual),
         static_cast<T*>(call.out), static_cast<A*>(call.first), static_cast<A*>(call.second),
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), call.dy_stride,
-        call.dy2_stride, z);
+        call.dy2_stride, call.x_stride, z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
   const RelayWgradNormCall wide = packs ? folded<T>(call) : side_by_side(call, 1);
   using Whole = Shape<grouped, false>;
   using Folded = Shape<grouped, true>;
   if (!fits(wide)) {
-    return finished(backward_by<T, false, act, mask, summed, sliced, Folded>(wide, stream));
+    return finished(backward_by<T, false, act, mask, summed, sliced, within, Folded>(wide, stream));
   }
   return finished(wide.fold > 1
-                      ? backward_by<T, true, act, mask, summed, sliced, Folded>(wide, stream)
-                      : backward_by<T, true, act, mask, summed, sliced, Whole>(wide, stream));
+                      ? backward_by<T, true, act, mask, summed, sliced, within, Folded>(wide, stream)
+                      : backward_by<T, true, act, mask, summed, sliced, within, Whole>(wide, stream));
 }
 
 }  // namespace

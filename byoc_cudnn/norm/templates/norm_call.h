@@ -49,6 +49,7 @@ struct RelayWgradNormCall {
   // result is by itself too; or null.
   int64_t out_stride;
   void* own;
+  int64_t x_stride;  // where x is channels of another tensor: from a row to the next
 };
 
 // What an object exports: 0, or a cudaError_t, negated.

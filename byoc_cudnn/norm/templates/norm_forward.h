@@ -93,28 +93,28 @@ __device__ inline void write_moments(const Moments<T, V>& seen, Sum<T>* partial,
   }
 }
 
-template <typename T, int V, bool whole, typename S>
+// `within`: x is channels of another tensor, whose rows are `stride` apart.
+template <typename T, int V, bool whole, typename S, bool within = false>
 __global__ void __launch_bounds__(kThreads, kResident)
-    moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, S shape) {
+    moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, int64_t stride, S shape) {
   begin();
   const Place at(shape, V);
+  const Lanes<within> reads(shape, at, stride);
   Moments<T, V> seen;
   if (at.channel < shape.channels) {
-    const T* from = x + at.channel;
     each_chunk<false, whole>(
         shape, at.row,
         [&](int64_t first) {
           Pack<T, V> rows[kUnroll];
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            load<whole>(
-                rows[u], from + (first + int64_t{u} * shape.height()) * shape.channels, at.left);
+            load<whole>(rows[u], x + reads.at(first + int64_t{u} * shape.height()), at.left);
           }
           seen.add(rows);
         },
         [&](int64_t row) {
           Pack<T, V> one[1];
-          load<whole>(one[0], from + row * shape.channels, at.left);
+          load<whole>(one[0], x + reads.at(row), at.left);
           seen.add(one);
         });
   }
@@ -211,17 +211,19 @@ __device__ inline Pack<T, V> result(const Pack<T, V>& x, const Pack<T, V>& more,
 
 // `bits`: a byte for each pack goes along, which tells what the activation lets through.  `placed`: y is
 // channels of a joined tensor, whose rows are `stride` apart, and is written to `own` too, if that is there.
-template <typename T, int V, bool whole, Activation act, bool residual, bool bits, bool placed, typename S>
+template <typename T, int V, bool whole, Activation act, bool residual, bool bits, bool placed, bool within,
+          typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
     normalized(const T* x, const T* more, const Sum<T>* __restrict__ gamma,
                const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
                const Sum<T>* __restrict__ rstd, T* y, uint8_t* __restrict__ mask,
-               Sum<T> alpha, int64_t stride, T* own, S shape) {
+               Sum<T> alpha, int64_t stride, T* own, int64_t x_stride, S shape) {
   using A = Sum<T>;
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
   const Lanes<placed> places(shape, at, stride);
+  const Lanes<within> reads(shape, at, x_stride);
   A middle[V], scale[V], shift[V];
   load_statistics(middle, mean, at, shape);
   load_columns(scale, gamma, at, shape);
@@ -243,8 +245,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
         Pack<T, V> a[kUnroll], b[kUnroll];
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          const int64_t i = (first + int64_t{u} * shape.height()) * shape.channels + at.channel;
-          load_own<whole>(a[u], x + i, at.left);
+          const int64_t row = first + int64_t{u} * shape.height(), i = row * shape.channels + at.channel;
+          load_own<whole>(a[u], x + reads.at(row), at.left);
           if constexpr (residual) load_own<whole>(b[u], more + i, at.left);
         }
 #pragma unroll
@@ -253,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
         Pack<T, V> a, b;
-        load_own<whole>(a, x + i, at.left);
+        load_own<whole>(a, x + reads.at(row), at.left);
         if constexpr (residual) load_own<whole>(b, more + i, at.left);
         write(row, a, b);
       });
@@ -268,7 +270,8 @@ Statistics<Sum<T>> statistics_of(const RelayWgradNormCall& call) {
           static_cast<A*>(call.new_var)};
 }
 
-template <typename T, bool whole, Activation act, bool residual, bool bits, bool placed, typename S>
+template <typename T, bool whole, Activation act, bool residual, bool bits, bool placed, bool within,
+          typename S>
 cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -277,28 +280,30 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   auto* partial = static_cast<A*>(call.workspace);
   const Statistics<A> s = statistics_of<T>(call);
   cudaError_t error =
-      launch(moments<T, V, whole, S>, grid_of(shape), kThreads, stream, x, partial, shape);
+      launch(moments<T, V, whole, S, within>, grid_of(shape), kThreads, stream, x, partial, call.x_stride,
+             shape);
   if (error != cudaSuccess) return error;
   error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;
   const auto last = writing(shape, call);
-  return launch(normalized<T, V, whole, act, residual, bits, placed, S>, grid_of(last), kThreads, stream, x,
+  return launch(normalized<T, V, whole, act, residual, bits, placed, within, S>, grid_of(last), kThreads,
+                stream, x,
                 static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
                 static_cast<const A*>(call.beta), static_cast<const A*>(s.mean),
                 static_cast<const A*>(s.rstd), static_cast<T*>(call.out),
                 static_cast<uint8_t*>(call.new_mask), static_cast<A>(call.alpha), call.out_stride,
-                static_cast<T*>(call.own), last);
+                static_cast<T*>(call.own), call.x_stride, last);
 }
 
 // A block has its rows of x in shared memory from the first pass to the last; between them all blocks
 // wait for each other.
-template <typename T, Activation act, bool residual, bool bits, bool placed>
+template <typename T, Activation act, bool residual, bool bits, bool placed, bool within>
 __global__ void __launch_bounds__(kMany)
     normalized_together(const T* x, const T* more,
                         const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                         Statistics<Sum<T>> s, T* y, uint8_t* __restrict__ mask,
                         Sum<T> alpha, Sum<T>* __restrict__ partial, int64_t stride, T* own,
-                        Together z) {
+                        int64_t x_stride, Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
   constexpr int kPair = 2;  // of a thread's rows on the way at once
@@ -306,7 +311,7 @@ __global__ void __launch_bounds__(kMany)
   const Seat at(z);
   const int turns = z.turns_of<V>(at);
   for (int k = 0; k < turns; ++k) {
-    keep(kept, k, x + z.offset<V>(at, k));
+    keep(kept, k, x + z.offset<V>(at, k, within ? x_stride : z.channels));
     kept_so_far();
   }
   Moments<T, V> seen;
@@ -418,8 +423,10 @@ __global__ void __launch_bounds__(kMany)
   }
 }
 
-// Of what is placed packs lie in one row of the joined tensor, at multiples of themselves: the host's matter.
-template <typename T, Activation act, bool residual, bool bits, bool grouped, bool placed = false>
+// Of what is placed, or within, packs lie in one row of the other tensor, at multiples of themselves: the
+// host's matter.
+template <typename T, Activation act, bool residual, bool bits, bool grouped, bool placed = false,
+          bool within = false>
 int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   using Whole = Shape<grouped, false>;
@@ -430,21 +437,21 @@ int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
   if (fits(call)) {
     const Together z = together_of<T>(call, 1, 40);
     const cudaError_t error = launch_together(
-        normalized_together<T, act, residual, bits, placed>, z, 1, sizeof(Sums<A, kVector<T>>), stream,
+        normalized_together<T, act, residual, bits, placed, within>, z, 1, sizeof(Sums<A, kVector<T>>), stream,
         static_cast<const T*>(call.x), static_cast<const T*>(call.residual),
         static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta), statistics_of<T>(call),
         static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask),
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), call.out_stride,
-        static_cast<T*>(call.own), z);
+        static_cast<T*>(call.own), call.x_stride, z);
     if (error != cudaErrorNotSupported) return finished(error);
   }
   const RelayWgradNormCall wide = folded<T>(call);
   if (!fits(wide)) {
-    return finished(forward_by<T, false, act, residual, bits, placed, Folded>(wide, stream));
+    return finished(forward_by<T, false, act, residual, bits, placed, within, Folded>(wide, stream));
   }
   return finished(wide.fold > 1
-                      ? forward_by<T, true, act, residual, bits, placed, Folded>(wide, stream)
-                      : forward_by<T, true, act, residual, bits, placed, Whole>(wide, stream));
+                      ? forward_by<T, true, act, residual, bits, placed, within, Folded>(wide, stream)
+                      : forward_by<T, true, act, residual, bits, placed, within, Whole>(wide, stream));
 }
 
 }  // namespace

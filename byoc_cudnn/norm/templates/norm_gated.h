@@ -520,7 +520,7 @@ int squeeze_activated(const RelayWgradNormCall& call, cudaStream_t stream) {
   const Statistics<A> s = statistics_of<T>(call);
   const auto of_batch = is_whole<T>(batch.channels, {x}) ? moments<T, V, true, Rows>
                                                         : moments<T, V, false, Rows>;
-  cudaError_t error = launch(of_batch, grid_of(rows), kThreads, stream, x, partial, rows);
+  cudaError_t error = launch(of_batch, grid_of(rows), kThreads, stream, x, partial, int64_t{0}, rows);
   if (error != cudaSuccess) return finished(error);
   error = finish_statistics(partial, s, rows, stream);
   if (error != cudaSuccess) return finished(error);

@@ -72,7 +72,7 @@ struct Norm {
   int pooled[8];  // taps, strides, padding (top, left, bottom, right) of a max pooling; or no taps
   std::vector<Slot> tensors;  // operands, then results
   std::vector<Slice> slices;  // of dy and dy2; none where they are tensors of their own
-  Slice place;                // of y among a joined tensor's channels
+  Slice place, within;        // of y, and of x, among a joined tensor's channels
 };
 
 // What is pooled, and its index: windows of x.
@@ -171,14 +171,19 @@ inline bool together() {
   return text == nullptr || text[0] != '0';
 }
 
+// Whether packs of channels lie in one row of the other tensor, at multiples of themselves.
+inline void expect_packs(const Norm& norm, const Slice& slice, int64_t channels, int64_t bytes) {
+  const int64_t pack = 16 / bytes;
+  if (channels % pack != 0 || slice.first % pack != 0 || slice.channels % pack != 0) {
+    TVM_FFI_THROW(ValueError) << norm.words << ": " << channels << " channels from " << slice.first
+                              << " on, of " << slice.channels << ", must each be multiples of " << pack;
+  }
+}
+
 // A result that is channels of a joined tensor: what that has so far, unless it lies there already.
 inline void placed(const Norm& norm, const Tensors& t, RelayWgradNormCall& call, cudaStream_t stream) {
-  const int64_t bytes = t.x->dtype().bits / 8, pack = 16 / bytes;
-  if (call.channels % pack != 0 || norm.place.first % pack != 0 || norm.place.channels % pack != 0) {
-    TVM_FFI_THROW(ValueError) << norm.words << ": " << call.channels << " channels from "
-                              << norm.place.first << " on, of " << norm.place.channels
-                              << ", must each be multiples of " << pack;
-  }
+  const int64_t bytes = t.x->dtype().bits / 8;
+  expect_packs(norm, norm.place, call.channels, bytes);
   char* const all = pointer_of(t.y);
   if (t.joined != nullptr && pointer_of(t.joined) != all) {
     const auto size = static_cast<size_t>(t.y->numel() * bytes);
@@ -191,7 +196,8 @@ inline void placed(const Norm& norm, const Tensors& t, RelayWgradNormCall& call,
 }
 
 inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace) {
-  const TensorView& x = *t.x;
+  // Or what has x's shape, where x is among others' channels.
+  const TensorView& x = norm.within.channels == 0 ? *t.x : t.dx != nullptr ? *t.dx : *t.y;
   if (x.ndim() < 2) {
     TVM_FFI_THROW(ValueError) << norm.words << ": x must have at least 2 axes, got " << x.ndim();
   }
@@ -203,6 +209,11 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
   const Slot windows = backward ? &Tensors::dy : &Tensors::y;
   for (Slot slot : norm.tensors) {
     const bool another = pooled && slot == windows;
+    if (norm.within.channels != 0 && slot == &Tensors::x) {
+      expect_slice(norm, "x", norm.within, *t.x, x);
+      expect_packs(norm, norm.within, channels, x.dtype().bits / 8);
+      continue;
+    }
     if (norm.place.channels != 0 && (slot == &Tensors::y || slot == &Tensors::joined)) {
       expect_slice(norm, named(slot).name, norm.place, *(t.*slot), x);
       continue;
@@ -248,7 +259,8 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     Called::get().note(norm.words, norm.name);
     call.multiprocessors = attribute_of(device, cudaDevAttrMultiProcessorCount);
     call.together = together();
-    call.x = pointer_of(t.x);
+    call.x = pointer_of(t.x) + norm.within.first * (x.dtype().bits / 8);
+    call.x_stride = norm.within.channels;
     call.dy = pointer_of(t.dy);
     call.dy2 = pointer_of(t.dy2);
     if (!norm.slices.empty()) {

@@ -194,7 +194,8 @@ cudaError_t forward_pooled_by(const RelayWgradNormCall& call, cudaStream_t strea
   auto* partial = static_cast<A*>(call.workspace);
   const Statistics<A> s = statistics_of<T>(call);
   cudaError_t error =
-      launch(moments<T, V, whole, Plain>, grid_of(shape), kThreads, stream, x, partial, shape);
+      launch(moments<T, V, whole, Plain>, grid_of(shape), kThreads, stream, x, partial, int64_t{0},
+             shape);
   if (error != cudaSuccess) return error;
   error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;

@@ -278,7 +278,8 @@ cudaError_t forward_of_two_by(const RelayWgradNormCall& call, cudaStream_t strea
   const Statistics<A> s[2] = {statistics_of<T>(call), statistics_of<T>(other)};
   for (int i = 0; i < 2; ++i) {
     cudaError_t error =
-        launch(moments<T, V, whole, Plain>, grid_of(shape), kThreads, stream, x[i], partial, shape);
+        launch(moments<T, V, whole, Plain>, grid_of(shape), kThreads, stream, x[i], partial, int64_t{0},
+               shape);
     if (error != cudaSuccess) return error;
     error = finish_statistics(partial, s[i], shape, stream);
     if (error != cudaSuccess) return error;

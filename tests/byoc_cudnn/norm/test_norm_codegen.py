@@ -68,6 +68,9 @@ PLAIN = NormCall("b", "backward", "bfloat16", "relu")
         (replace(FORWARD, place=(0,)), "place (0,): a first channel, and how many there are"),
         (replace(FORWARD, onto=True), "what is joined so far, and a result by itself too, are of"),
         (replace(FORWARD, own=True), "what is joined so far, and a result by itself too, are of"),
+        (replace(BACKWARD, within=(0, 8)), "x is channels of another tensor for a call of x alone"),
+        (replace(FORWARD, within=(0, 8), place=(0, 8)), "x is channels of another tensor for a"),
+        (replace(FORWARD, within=(8, 8)), "within (8, 8): a first channel, and how many there"),
         (replace(FORWARD, alpha=-1.0), "alpha -1.0: not finite, or below zero"),
         (replace(FORWARD, symbol="f(); g"), "symbol 'f(); g' is no identifier"),
         (replace(FORWARD, epsilon=float("nan")), "epsilon nan and momentum 0.1: not finite"),
@@ -88,6 +91,14 @@ def test_a_result_of_a_joined_tensor() -> None:
     assert "at 8 24" in generate([call], 90)
     with pytest.raises(ValueError, match="is no kernel of normalization"):
         NORMS.source_of(NORMS.kernel_of(call).replace("placed", "sliced"))
+
+
+def test_an_operand_of_a_joined_tensor() -> None:
+    calls = [replace(one, within=(8, 24)) for one in (FORWARD, PLAIN)]
+    assert [call.overwrites for call in calls] == [(), (("dx", "dy"),)]
+    names = [NORMS.kernel_of(call).partition("bfloat16_")[2] for call in calls]
+    assert names == ["relu_within"] * 2
+    assert generate(calls, 90).count("within 8 24") == 2
 
 
 def test_operands_and_results() -> None:

@@ -202,6 +202,37 @@ def test_gradients_that_are_channels_of_others(
 
 
 @pytest.mark.parametrize(
+    ("dtype", "activation", "shape", "groups", "within"),
+    [
+        ("float16", "relu", (3, 40, 24), 0, (8, 40)),  # rows side by side
+        ("bfloat16", "relu", (60, 104), 0, (0, 208)),
+        ("float32", "silu", (2, 90, 16), 4, (4, 24)),
+        ("float16", "", (400, 136), 0, (0, 152)),
+    ],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_operands_that_are_channels_of_others(
+    folder: Path, dtype: str, activation: str, shape: tuple[int, ...], groups: int,
+    within: tuple[int, int], together: bool,
+) -> None:  # fmt: skip
+    """Both directions as those of a copy, bit for bit."""
+    rng = np.random.default_rng(1)
+    wide = aligned(rng.standard_normal((*shape[:-1], within[1])).astype(DTYPES[dtype]))
+    apart, part = (Tensors(shape, dtype, groups=groups) for _ in range(2))
+    apart["x"] = aligned(wide[..., within[0] : within[0] + shape[-1]])
+    for direction in ("forward", "backward"):
+        plain = NormCall("f", direction, dtype, activation, grouped=groups > 0)
+        there = replace(plain, within=within)
+        assert check(there)
+        cuda_emulated.norm(folder, plain, apart.ready(plain), together)
+        part |= {name: apart[name] for name in plain.operands if name != "x"}
+        part["x"] = wide
+        cuda_emulated.norm(folder, there, part.ready(there), together)
+        for name in plain.results:
+            assert np.array_equal(part[name].view(np.uint8), apart[name].view(np.uint8)), name
+
+
+@pytest.mark.parametrize(
     ("dtype", "how", "shape", "groups", "place"),
     [
         ("float16", {"activation": "relu"}, (3, 40, 24), 0, (8, 40)),  # rows side by side

@@ -16,9 +16,8 @@ from byoc_cudnn.codegen.lowering import lower
 from byoc_cudnn.joins.lower import lower_joins
 from byoc_cudnn.joins.lower import planned as joins
 from byoc_cudnn.norm import NormCall
-from byoc_cudnn.norm.lower import lower_norms
+from byoc_cudnn.norm.lower import in_joins, lower_norms
 from byoc_cudnn.norm.lower import planned as norms
-from byoc_cudnn.norm.places import take_places
 from byoc_cudnn.pool.lower import planned as pools
 from relay_wgrad.graph.rebuild import with_functions, without_unused
 from relay_wgrad.pipeline.cpu import cpu_pipeline
@@ -112,6 +111,35 @@ def twice(net: Net) -> Any:
     return net.total(net.conv(one), net.conv(two))
 
 
+def dense(net: Net) -> Any:
+    """DenseNet's: each layer has all before it, which its normalization reads in one tensor; what
+    comes first is read there backward, and one layer's own is joined by a sum besides."""
+    known = [net.norm(net.conv(net.x)), net.conv(net.x, 32)]
+    second = net.norm(known[1])
+    for _ in range(3):
+        known.append(net.conv(net.norm(net.join(*known)), 16))
+    last = net.norm(net.join(*known), "")
+    more = net.norm(net.bb.emit(op.add(known[2], known[3])))
+    return net.total(net.conv(last), net.conv(more), net.conv(second))
+
+
+def nested(net: Net) -> Any:
+    """The same written as joins of joins; the last of all is a convolution's too."""
+    x = net.join(net.conv(net.x), net.x)
+    for _ in range(3):
+        x = net.join(x, net.conv(net.norm(x), 8))
+    return net.total(net.conv(x))
+
+
+def read_otherwise(net: Net) -> Any:
+    """Joins that grow, but a convolution reads each: they stay."""
+    known = [net.conv(net.x), net.conv(net.x)]
+    for _ in range(2):
+        joined = net.join(*known)
+        known.append(net.bb.emit(op.add(net.conv(net.norm(joined)), net.conv(joined))))
+    return net.total(net.conv(net.join(*known)))
+
+
 def narrow(net: Net) -> Any:
     """Channels of no whole packs, and too few of them."""
     parts = [net.norm(net.conv(net.x, n)) for n in (6, 10, 8)]
@@ -124,6 +152,9 @@ NETS = {
     chain: [((16, 64), False, True), ((32, 64), True, True), ((48, 64), True, False)],
     twice: [((0, 48), False, True), ((16, 48), True, True)],
     narrow: [],
+    dense: [((0, 96), False, False)] * 2 + [((16, 96), False, False)],
+    nested: [((0, 56), False, False)] * 2,
+    read_otherwise: [],
 }
 
 
@@ -140,7 +171,7 @@ def step(build: Callable[[Net], Any]) -> tvm.IRModule:
 def lowered(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[NormCall], list[Any]]:
     """With stand-ins for the generated functions, and the calls that there are of each family."""
     families = [norm_packed.Recorder(), pool_packed.Recorder(), joins_support.Recorder()]
-    plans = [(norms, take_places), (pools, None), (joins, None)]
+    plans = [(norms, in_joins), (pools, None), (joins, None)]
     for family, (plan, then) in zip(families, plans, strict=True):
         if plan is joins:
             mod = joined_once(with_functions(mod, lambda _, func: without_unused(func)))
@@ -159,8 +190,9 @@ def run(mod: tvm.IRModule, pipeline: Any = None) -> list[np.ndarray]:
     ]
     vm = virtual_machine(mod, pipeline=pipeline or cpu_pipeline())
     for _ in range(2):  # the second finds what the first left
-        first, partials = vm[ADJOINT](*map(tvm.runtime.tensor, values))
-    return [t.numpy() for t in (first, *partials)]
+        found = vm[ADJOINT](*map(tvm.runtime.tensor, values))
+    found = [found[0], *found[1]] if isinstance(found, tvm.ir.Array) else [found]
+    return [t.numpy() for t in found]
 
 
 @pytest.mark.parametrize("build", NETS, ids=lambda build: build.__name__)
@@ -168,7 +200,7 @@ def test_a_step_is_what_it_was(build: Callable[[Net], Any]) -> None:
     """By the plan that lays all in one place, and by TVM's, which does not."""
     before = step(build)
     after, calls, _ = lowered(before)
-    placed = [(c.place, c.onto, c.own) for c in calls if c.place]
+    placed = [(c.place or c.within, c.onto, c.own) for c in calls if c.place or c.within]
     assert placed == NETS[build]
     want = run(before)
     for pipeline in (None, relax.get_pipeline("default")):
@@ -176,7 +208,10 @@ def test_a_step_is_what_it_was(build: Callable[[Net], Any]) -> None:
             assert np.linalg.norm(got - right) < 2e-5 * max(float(np.linalg.norm(right)), 1)
 
 
-@pytest.mark.parametrize("build", [levels, branches, chain, twice], ids=lambda b: b.__name__)
+PLACES = {levels: 1, branches: 2, chain: 3, twice: 2, dense: 3, nested: 3}
+
+
+@pytest.mark.parametrize("build", PLACES, ids=lambda build: build.__name__)
 def test_what_is_joined_has_one_place(build: Callable[[Net], Any]) -> None:
     """Each call's result lies where the operand does that has what is joined so far."""
     after, _, families = lowered(step(build))
@@ -188,7 +223,7 @@ def test_what_is_joined_has_one_place(build: Callable[[Net], Any]) -> None:
     run(after)
     first = {call.symbol for call in families[0].calls if call.onto}
     joined = [call for call in families[2].calls if call.overwrites]
-    assert len(first) + len(joined) == {levels: 1, branches: 2, chain: 3, twice: 2}[build]
+    assert len(first) + len(joined) == PLACES[build]
     assert all(found[symbol] == {True} for symbol in (*first, *(c.symbol for c in joined)))
 
 
@@ -235,3 +270,24 @@ def test_what_stays_an_operand_of_its_join() -> None:
     wrt = [str(param.name) for param in net.params]
     _, calls, _ = lowered(tvm.IRModule({ADJOINT: grad(net.bb.get(), "main", wrt=wrt)[ADJOINT]}))
     assert [(c.place, c.onto, c.own) for c in calls if c.place] == [((48, 64), False, False)]
+
+
+def test_an_operand_is_read_in_a_join_once_it_is_there() -> None:
+    """A gradient between two joins that grow reads the operand of the second by itself."""
+    net = Net()
+    with net.bb.function("main"):
+        with net.bb.dataflow():
+            other = net.conv(net.x)
+            first = net.norm(net.join(net.x, other))
+            late = net.conv(first)
+            numbers = [net.param(name, 16) for name in ("gamma", "beta", "mean", "rstd")]
+            back = op.nn.batch_norm_train_backward(net.x, late, *numbers, axis=3)
+            dx = net.bb.emit(relax.TupleGetItem(net.bb.emit(back), 0))
+            last = net.norm(net.join(net.x, other, late))
+            loss = net.total(net.conv(last), dx)
+        net.bb.emit_func_output(loss, net.params)
+    before = tvm.IRModule({ADJOINT: net.bb.get()["main"].with_attr("global_symbol", ADJOINT)})
+    after, calls, _ = lowered(before)
+    assert [call.within for call in calls if call.within] == [(0, 48)]
+    want, got = (float(each) for each in (run(one)[0] for one in (before, after)))
+    assert abs(got - want) < 2e-5 * abs(want)
