@@ -46,7 +46,8 @@ def lower_joins(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[Direc
 @dataclass(frozen=True)
 class Copy:
     """What is copied along channels: the tensor's name, what is done, the bytes that are read and
-    written (0 where sizes are not known), and why TVM does it, "" where a kernel of joins does."""
+    written (0 where sizes are not known; without what may stay where it is), and why TVM does it,
+    "" where a kernel of joins does."""
 
     name: str
     what: str
