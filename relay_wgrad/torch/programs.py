@@ -213,6 +213,8 @@ class Program:
         self.outputs, self.pieces = parts.outputs, parts.pieces
         order = [*(spec.name for spec in graph.inputs), *graph.params]
         self.wrt = [order.index(name) for name in parts.wrt]
+        # Of the arguments those that each piece gives gradients of.
+        self.by = [picked([self.wrt[i] for i in piece.gradients]) for piece in parts.pieces]
         opaque = [
             f"{what} is taken as it was when this was compiled" for what in self.depends.opaque
         ]
@@ -376,6 +378,8 @@ class Program:
                 if found.numel() and found.data_ptr() in seen:
                     gradients[i] = found.clone()
                 seen.add(found.data_ptr())
+        if number + 1 == len(self.pieces):
+            return gradients, Handed({}, [])
         values = {**handed.values, **dict(zip(piece.hands, new, strict=True))}
         tokens = [*handed.tokens, *([] if token is None else [token])]
         later = {i: values[i] for i in self._later[number] if i in values}

@@ -71,6 +71,10 @@ class Copies:
             self._lists.append(copied)
             self._places += [places[at] for at in copied.order]
         self._small = [some for some in self._lists if isinstance(some, _Joined)]
+        at = {place: i for i, place in enumerate(self._places)}
+        # Where they are all that a function gives, as gradients are.
+        every = range(len(at))
+        self._in_order = picked([at[i] for i in every]) if at.keys() == {*every} else None
 
     @property
     def joins(self) -> bool:
@@ -91,6 +95,9 @@ class Copies:
         with torch.no_grad():
             for some in self._lists:
                 made += some.copied(gathered)
+        if self._in_order is not None and len(results) == len(made):
+            results[:] = self._in_order(made)
+            return
         for place, x in zip(self._places, made, strict=True):
             results[place] = x
 

@@ -83,9 +83,8 @@ def _differentiable(
 ) -> torch.Tensor:
     """The result of a forward pass, with the pieces behind it, the last one first."""
     result: list[torch.Tensor] = []
-    for number, piece in reversed([*enumerate(program.pieces)]):
-        wrt = [arguments[program.wrt[i]] for i in piece.gradients]
-        result = [_apply(program, made, number, *result, *wrt)]
+    for number, wrt in reversed([*enumerate(program.by)]):
+        result = [_apply(program, made, number, *result, *wrt(arguments))]
     return result[0]
 
 
