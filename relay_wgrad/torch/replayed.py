@@ -25,6 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..picking import Pick, picked
 from .kernels import FORMATS
 from .several import Copies, CopyEach, increment_versions
+from .tensor_facts import guards_of
 
 Addresses = AbstractSet[int]
 
@@ -149,7 +150,7 @@ class Replayed:
         self._launch: Callable[[], None] | None = None
         self._moving: set[int] = set()  # operands that a graph has missed
         self._places: list[tuple[int, torch.Tensor]] = []  # of a graph: where operands are copied
-        self._lying = self._lying_fresh = _Lying({}, [])  # and where the others lie
+        self._lying = self._lying_fresh = _Lying({}, [], [])  # and where the others lie
         self._stamp: object = None  # of the graph, and of results that are the same each time
         self._addresses: Addresses = set()
         self._results: list[Any] = []
@@ -268,10 +269,11 @@ class Replayed:
             stay = [i for i in range(len(args)) if i not in moving]
             known = {i: asked[i] for i in stay if i in self._private}
             at = [(i, args[i], last[i]) for i in stay if i not in self._private]
-            self._lying = _Lying(known, at)
+            self._lying = _Lying(known, at, asked)
             self._lying_fresh = _Lying(
                 {i: x for i, x in known.items() if i in self._fresh},
                 [one for one in at if one[0] in self._fresh],
+                asked,
             )
             self._stamp = object()
             self._addresses = _addresses([args[i] for i in stay])
@@ -407,28 +409,26 @@ class _InOrder(NamedTuple):
     order: torch.memory_format
 
     def lie(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether those given lie there in that order; loops in C, since there are hundreds."""
+        """Whether those given lie in that order; loops in C, since there are hundreds."""
         some = self.pick(given)
         if self.order is torch.contiguous_format:
             dense = all(map(torch.Tensor.is_contiguous, some))
         else:
             dense = all(x.is_contiguous(memory_format=self.order) for x in some)
-        return (
-            dense
-            and [*map(torch.Tensor.data_ptr, some)] == self.addresses
-            and not any(map(torch.Tensor.is_neg, some))
-        )
+        return dense and not any(map(torch.Tensor.is_neg, some))
 
 
 class _Lying:
     """Where some operands lie.
 
     known : by their places, private ones.  others : (place, tensor, whether channels are last).
+    given : all, which lie there and so.
     """
 
     def __init__(
-        self, known: Mapping[int, torch.Tensor], others: Sequence[tuple[int, torch.Tensor, bool]]
-    ) -> None:
+        self, known: Mapping[int, torch.Tensor],
+        others: Sequence[tuple[int, torch.Tensor, bool]], given: Sequence[torch.Tensor],
+    ) -> None:  # fmt: skip
         self.known = [*known.items()]
         self._pick, self._tensors = picked([*known]), [*known.values()]
         orders: dict[Any, list[tuple[int, torch.Tensor]]] = {}
@@ -442,11 +442,22 @@ class _Lying:
             )
             for order, some in orders.items()
         ]  # fmt: skip
+        places = [place for place, _, _ in others]
+        self._pick_others = picked(places)
+        self._addresses = [x.data_ptr() for _, x, _ in others]
+        self._guards = guards_of([given[place] for place in places]) if places else None
 
     def lie(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether they lie where the graph reads them, as it reads them."""
-        known = map(is_, self._pick(given), self._tensors)
-        return all(known) and all(some.lie(given) for some in self.fixed)
+        if not all(map(is_, self._pick(given), self._tensors)):
+            return False
+        others = self._pick_others(given)
+        if [*map(torch.Tensor.data_ptr, others)] != self._addresses:
+            return False
+        # As they were is enough: in one go, where PyTorch can tell.
+        if self._guards is not None and self._guards.check(*others):
+            return True
+        return all(some.lie(given) for some in self.fixed)
 
 
 def tvm_tensor(tensor: torch.Tensor) -> Any:
