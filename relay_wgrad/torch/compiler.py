@@ -21,6 +21,7 @@ from ..frontend.torch.retracing import decompositions, inputs_of, traced_strides
 from ..registry import is_registered, register
 from .by_kind import ByKind, told
 from .by_place import as_views, without_copies
+from .joint_function import as_function
 from .norms import GROUPS, KEPT, whole_norms
 from .on_stream import Turns, replayed, unshare
 from .pairs import ATTRIBUTE, Pair, why_apart
@@ -135,11 +136,14 @@ def _traced(
     forward, backward, inference = (
         partial(compiled, f"{name}, {part}", Calls(graphs, part, notes=notes)) for part in PARTS
     )
-    return aot_autograd(
+    pairs: list[Pair] = []
+    function: Callable[..., Any] = aot_autograd(
         keep_inference_input_mutations=True,  # else PyTorch writes each buffer by itself
         fw_compiler=forward, bw_compiler=backward, inference_compiler=inference,
-        decompositions=_decompositions(), partition_fn=partial(_partition, name, graphs, notes),
+        decompositions=_decompositions(),
+        partition_fn=partial(_partition, name, graphs, notes, pairs),
     )(graph, example_inputs)  # fmt: skip
+    return as_function(pairs[0], function, example_inputs) if len(pairs) == 1 else function
 
 
 def convolutions_backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -153,15 +157,16 @@ def _decompositions() -> dict[Any, Any]:
 
 
 def _partition(
-    name: str, graphs: bool, notes: tuple[str, ...], joint: Any, inputs: Any, **given: Any
-) -> Any:
-    """Of the joint graph the two: those of a pair that is compiled as a whole, or else PyTorch's by
-    the least that is kept between them."""
+    name: str, graphs: bool, notes: tuple[str, ...], pairs: list[Pair], joint: Any, inputs: Any,
+    **given: Any,
+) -> Any:  # fmt: skip
+    """Of the joint graph the two: those of a pair that is compiled as a whole, which joins `pairs`,
+    or else PyTorch's by the least that is kept between them."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     before = _copied(joint)
     try:
-        return _rewritten(name, graphs, notes, joint, inputs, **given)
+        return _rewritten(name, graphs, notes, pairs, joint, inputs, **given)
     except Exception as error:  # of any kind, and of graphs that nobody has thought of
         parts = min_cut_rematerialization_partition(before, inputs, **given)
         why = " ".join(f"{type(error).__name__}: {error}".split())
@@ -184,8 +189,9 @@ def _apart(parts: tuple[Any, Any], why: str) -> tuple[Any, Any]:
 
 
 def _rewritten(
-    name: str, graphs: bool, notes: tuple[str, ...], joint: Any, inputs: Any, **given: Any
-) -> Any:
+    name: str, graphs: bool, notes: tuple[str, ...], pairs: list[Pair], joint: Any, inputs: Any,
+    **given: Any,
+) -> Any:  # fmt: skip
     """`_partition`'s result; the joint graph is rewritten."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -211,6 +217,7 @@ def _rewritten(
         return _Graph(graph, report, Calls(graphs, PARTS[is_backward], given=count))
 
     pair = Pair(whole, forward, backward, count, graphs, (reports[0], reports[1]), apart)
+    pairs.append(pair)
     return pair.forward_graph, pair.backward_graph
 
 
@@ -247,10 +254,12 @@ def compiled(
     from torch._functorch.aot_autograd import make_boxed_func
 
     pair = graph.meta.get(ATTRIBUTE)
+    context = torch._guards.TracingContext.try_get()
     if isinstance(pair, Pair):
+        if calls.part == "forward" and context is not None:
+            pair.records = context.fw_metadata
         return make_boxed_func(pair.forward if calls.part == "forward" else pair.backward)
     # A forward pass's results are the caller's, and then what its backward pass reads.
-    context = torch._guards.TracingContext.try_get()
     if calls.part == "forward" and context is not None and context.fw_metadata is not None:
         calls = calls._replace(given=context.fw_metadata.num_forward)
     notes = [*calls.notes, *([] if pair is None else [pair])]

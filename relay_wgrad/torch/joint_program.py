@@ -30,12 +30,15 @@ class Passed(NamedTuple):
     hidden, watched : what its backward pass reads; the watched ones are operands and results, which
         callers may change in place.
     token : who has it has the memory of what is hidden; None: each of those has its own.
+    stamp : passes of the same one hide the same tensors, but for what they were given; None: each
+        hides others.
     """
 
     results: list[Any]
-    hidden: list[torch.Tensor]
-    watched: list[torch.Tensor]
-    token: torch.Tensor | None
+    hidden: Sequence[torch.Tensor]
+    watched: Sequence[torch.Tensor]
+    token: torch.Tensor | None = None
+    stamp: object = None
 
 
 class JointProgram:
@@ -70,7 +73,6 @@ class JointProgram:
         where = compiled_at(self.device, chosen)
         module = module_at(where, made)
         late = [i for i, place in enumerate(made.read) if place >= self._primals]
-        self._pick_read = picked([place for place in made.read if place < self._primals])
         parting = PartingJoint(self._outputs, self._gradients, late)
         built = where.compile(module, lambda what: None, parting)
         names = [FORWARD, BACKWARD]
@@ -84,22 +86,28 @@ class JointProgram:
             replayed, where=where, device=self.device, token=True, graphs=graphs and not why
         )
         written = self._written()
-        self._counted = [] if written is None else self._writes.counted
+        counted = [] if written is None else self._writes.counted
+        read = [place for place in made.read if place < self._primals]
+        self._pick_read, self._pick_counted = picked(read), picked(counted)
+        self._pick_given = None if made.drawn else picked([*read, *counted])
         self._forward = make(
             built.vm[FORWARD], told=reports[0].notes.append, joined=joined[0], written=written,
             last=[x for i, x in enumerate(made.last[0]) if i not in late],
             own={self._outputs.index(v) for kind, v in made.outputs[:count] if _is_made(kind)},
         )  # fmt: skip
+        kept = {i for i, source in enumerate(self._sources) if source.kind == "kept"}
         self._backward, self._last = (
             make(
                 built.vm[BACKWARD], told=reports[1].notes.append, joined=over, late=1,
                 own=range(len(self._gradients)), last=self._last_back,
-                private={i for i, source in enumerate(self._sources) if source.kind == "kept"},
+                private=kept, fresh=[i for i in range(len(self._last_back)) if i not in kept],
             )
             for over in (None, joined[1])
         )  # fmt: skip
         if joined[1] is None:
             self._last = self._backward
+        self._hidden: tuple[object, Sequence[Any]] = (None, ())  # of the last stamp
+        self._known: tuple[object, object] = (None, None)  # forward stamp, backward stamp
         self._turns = Turns(self.device)
         reports[0].convolutions = [f"{c.op} {c.source}" for c in built.convolutions]
 
@@ -168,8 +176,14 @@ class JointProgram:
             [i for i, x in enumerate(is_watched) if x is is_it] for is_it in (False, True)
         )
         self._pick_hidden = picked([places[i] for i in hidden])
-        self._pick_watched = picked([places[i] for i in seen])
-        at = {i: place for place, i in enumerate((*hidden, *seen))}
+        # Where all of it is what the forward part gave.
+        self._pick_kept = picked([places[i] - parts_at for i in hidden])
+        self._only_kept = all(places[i] >= parts_at for i in hidden)
+        results = [i for i in seen if places[i] >= results_at]
+        operands = [i for i in seen if places[i] < results_at]
+        self._pick_watched = picked([places[i] for i in operands])
+        self._pick_results = picked([places[i] - results_at for i in results])
+        at = {i: place for place, i in enumerate((*hidden, *operands, *results))}
         self.watched = len(seen)
         tangents = [i for i in made.read if i >= self._primals]
         first = len(at) - self._primals
@@ -181,34 +195,49 @@ class JointProgram:
 
     def forward(self, inputs: Sequence[Any]) -> Passed:
         """A forward pass; buffers are updated."""
-        numbers = [drawn(spec, self.device) for spec in self._made.drawn]
-        kept = [*inputs]
-        for i in self._early:
-            kept[i] = inputs[i].clone()
-        given = [*self._pick_read(inputs), *numbers, *(inputs[i] for i in self._counted)]
+        numbers: list[torch.Tensor] = []
+        if self._pick_given is None:
+            numbers = [drawn(spec, self.device) for spec in self._made.drawn]
+            given: Sequence[Any] = [*self._pick_read(inputs), *numbers, *self._pick_counted(inputs)]
+        else:
+            given = self._pick_given(inputs)
+        # Before they are written into.
+        early = {i: inputs[i].clone() for i in self._early}
         with self._turns:
-            made, read, _, token, written, _ = self._forward(given)
+            made, read, _, token, written, stamp = self._forward(given)
             self._reports[0].captured = self._forward.is_graph
             if token is None:
                 unshare(made, read)
         results = _turned(made[: len(self._outputs)], self._turned)
         found = self._given.results(inputs, results, copy=torch.clone)
         found = self._writes.done(inputs, found, written)
-        every = [*kept, *numbers, *found, *made]
-        return Passed(found, list(self._pick_hidden(every)), list(self._pick_watched(every)), token)
+        if self._only_kept:
+            of, hidden = self._hidden
+            if stamp is None or stamp is not of:
+                hidden = self._pick_kept(made)
+                self._hidden = (stamp, () if stamp is None else hidden)
+        else:
+            kept = [early.get(i, x) for i, x in enumerate(inputs)]
+            hidden = self._pick_hidden([*kept, *numbers, *found, *made])
+        watched = [*self._pick_watched(inputs), *self._pick_results(found)]
+        return Passed(found, hidden, watched, token, stamp)
 
     def backward(
-        self, hidden: Sequence[Any], watched: Sequence[Any], tangents: Sequence[Any], ends: bool
-    ) -> list[Any]:
+        self, hidden: Sequence[Any], watched: Sequence[Any], tangents: Sequence[Any], ends: bool,
+        stamp: object = None,
+    ) -> list[Any]:  # fmt: skip
         """The gradients.
 
+        stamp : of the forward pass.
         ends : whether what is hidden is of a forward pass with a token, and no backward pass will
             come again for it: then what the passes have in memory may be written over.
         """
         operands = self._pick_operands((*hidden, *watched, *tangents))
         function = self._last if ends else self._backward
         with self._turns:
-            made, read, _, token, _, _ = function(operands)
+            of, known = self._known
+            made, read, _, token, _, gives = function(operands, known if of is stamp else None)
+            self._known = (stamp, None if stamp is None else gives)
             self._reports[1].captured = function.is_graph
             if token is None:
                 unshare(made, read)
@@ -250,8 +279,10 @@ def _turned(tensors: list[Any], places: Sequence[int]) -> list[Any]:
     """The tensors, those of these places with their channels last as they lie in the graph, and no
     views, of which AOTAutograd would keep others."""
     found = [*tensors]
-    for i in places:
-        found[i] = found[i].movedim(-1, 1).data
+    # Below the key by which autograd makes views.
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        for i in places:
+            found[i] = found[i].movedim(-1, 1)
     return found
 
 

@@ -24,7 +24,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from ..frontend.torch.retracing import inputs_of
 from .by_kind import ByKind
-from .joint_program import JointProgram
+from .joint_program import JointProgram, Passed
 from .programs import Choices, keeps_graph
 from .reports import CompiledGraph
 
@@ -54,6 +54,7 @@ class _Carried(NamedTuple):
     form: _Form
     hidden: Sequence[torch.Tensor]
     ends: bool  # whether its memory is another call's when it is given up
+    stamp: object  # the forward pass's
 
 
 class Pair(ByKind[JointProgram]):
@@ -77,10 +78,12 @@ class Pair(ByKind[JointProgram]):
         super().__init__(said, reports[0])
         self.parts = forward, backward
         self._apart = apart(forward, reports[0], False), apart(backward, reports[1], True)
-        self._primals = len(said)
+        self.primals = len(said)
+        self.records: Any = None  # AOTAutograd's, of the forward graph
         kept = forward.graph.output_node().args[0]
         self._kept = _Kept(forward.graph, count)
-        self._slots = _slots(joint, self._primals, self._kept, kept[:count])
+        self.slots = _slots(joint, self.primals, self._kept, kept[:count])
+        self.tangents = len(inputs_of(backward.graph)) - self._kept.count
         self._forms: list[_Form] = []
         self.number = next(_numbers)
         _pairs[self.number] = self
@@ -98,7 +101,7 @@ class Pair(ByKind[JointProgram]):
         program = JointProgram(
             self._joint, inputs, self._count, self._graphs, chosen, self._reports
         )
-        if program.watched > self._slots:
+        if program.watched > self.slots:
             raise ValueError(f"its backward pass reads {program.watched} operands and results")
         return program
 
@@ -109,25 +112,30 @@ class Pair(ByKind[JointProgram]):
 
     def forward(self, *inputs: Any) -> list[Any]:
         """The forward graph's results, and what is saved."""
+        results, carrier, packed, watched = self.passed(inputs)
+        rest = [carrier] * (self.slots - len(watched))
+        return [*results, carrier, *watched, *rest, packed]
+
+    def passed(
+        self, inputs: Sequence[Any]
+    ) -> tuple[list[Any], torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]:
+        """(the forward graph's results, the carrier, the tensor for hooks, what is watched)."""
         program = self.program(inputs)
         if program is None:
             results = self._apart[0](*inputs)
             hidden, watched, sizes = self._kept.of(results)
-            results, token = results[: self._count], None
+            made = Passed(results[: self._count], hidden, watched)
         else:
             sizes = ()
-            results, hidden, watched, token = program.forward(inputs)
-        carrier, packed = self._carried(_Form(program, sizes), hidden, token)
-        rest = [carrier] * (self._slots - len(watched))
-        return [*results, carrier, *watched, *rest, packed]
+            made = program.forward(inputs)
+        return made.results, *self._carried(_Form(program, sizes), made), made.watched
 
-    def _carried(
-        self, form: _Form, hidden: Sequence[torch.Tensor], token: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _carried(self, form: _Form, made: Passed) -> tuple[torch.Tensor, torch.Tensor]:
         """(the carrier, the tensor for hooks)."""
+        hidden, token = made.hidden, made.token
         if _top_saved_tensors_default_hooks(True) is None:
             carrier = torch.empty(1) if token is None else token
-            setattr(carrier, ATTRIBUTE, _Carried(form, hidden, token is not None))
+            setattr(carrier, ATTRIBUTE, _Carried(form, hidden, token is not None, made.stamp))
             return carrier, carrier
         form = form._replace(tensors=tuple((tuple(x.shape), x.dtype) for x in hidden))
         with self._lock:
@@ -140,8 +148,17 @@ class Pair(ByKind[JointProgram]):
     def backward(self, *given: Any) -> list[Any]:
         """The gradients, of what was saved and tangents."""
         carrier, *rest = given
-        watched, packed = rest[: self._slots], rest[self._slots]
-        tangents = rest[self._slots + 1 :]
+        watched, packed = rest[: self.slots], rest[self.slots]
+        return self.differentiated(carrier, watched, packed, rest[self.slots + 1 :])
+
+    def differentiated(
+        self, carrier: torch.Tensor, watched: Sequence[torch.Tensor], packed: torch.Tensor,
+        tangents: Sequence[torch.Tensor],
+    ) -> list[Any]:  # fmt: skip
+        """The gradients, None for operands without one.
+
+        watched : may have more behind what `passed` gave.
+        """
         carried = getattr(carrier, ATTRIBUTE, None)
         if carried is None:
             if carrier.dim() != 2:
@@ -150,7 +167,7 @@ class Pair(ByKind[JointProgram]):
                     " came back, which saved-tensor hooks after the forward pass may make"
                 )
             form = self._forms[carrier.shape[1] - 1]
-            carried = _Carried(form, _unpacked(packed, form.tensors), False)
+            carried = _Carried(form, _unpacked(packed, form.tensors), False, None)
         program = carried.form.program
         if program is None:
             operands = self._kept.whole(carried.hidden, watched)
@@ -158,7 +175,7 @@ class Pair(ByKind[JointProgram]):
             return list(results)
         ends = carried.ends and keeps_graph is not None and not keeps_graph()
         watched = watched[: program.watched]
-        return program.backward(carried.hidden, watched, tangents, ends)
+        return program.backward(carried.hidden, watched, tangents, ends, carried.stamp)
 
     # ---- what AOTAutograd and compiled autograd see ----
 
@@ -177,11 +194,11 @@ class Pair(ByKind[JointProgram]):
         value = operand.meta["val"]
         with value.fake_mode:
             saved.meta = {"val": aten.as_strided.default(value, [0], [1])}
-        end = graph.output((*results, *[saved] * (self._slots + 2)))
+        end = graph.output((*results, *[saved] * (self.slots + 2)))
         end.meta = {**before.meta}
         if "desc" in end.meta:
             said = [*end.meta["desc"]][: self._count]
-            end.meta["desc"] = [*said, *[None] * (self._slots + 2)]
+            end.meta["desc"] = [*said, *[None] * (self.slots + 2)]
         self._saved = saved.meta["val"]
         made = torch.fx.GraphModule(forward, graph)
         made.meta[ATTRIBUTE] = self
@@ -191,7 +208,7 @@ class Pair(ByKind[JointProgram]):
         graph = torch.fx.Graph()
         before = backward.graph.output_node()
         taken = []
-        for i in range(self._slots + 2):
+        for i in range(self.slots + 2):
             node = graph.placeholder(f"saved_{i}")
             node.meta = {"val": self._saved}
             taken.append(node)

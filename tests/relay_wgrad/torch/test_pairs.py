@@ -314,7 +314,7 @@ def test_a_copy_of_the_carrier_is_an_error() -> None:
     step = compiled(net())
     loss = step(images()).sum()
     pair = max(pairs._pairs.items())[1]
-    given = [torch.ones(1)] * (pair._slots + 2)
+    given = [torch.ones(1)] * (pair.slots + 2)
     with pytest.raises(RuntimeError, match="has been lost"):
         pair.backward(*given, torch.ones(2, 5, dtype=torch.float64))
     loss.backward()
