@@ -321,6 +321,20 @@ SHEETS = (
         of_kinds("suite", "network"), lambda rows: grouped(slowest(rows), "suite"),
     ),
     Sheet(
+        "Convolutions on sixteen cores, with Winograd", "cpu_cores_winograd",
+        "The layers that take most of the work, float32, NHWC, batch 8: our time over that of"
+        " PyTorch {torch} with oneDNN, with Winograd's kernels, as `Trainer` has them. {cpu}, 16"
+        " threads, {date}; `cpu_cores_winograd.json`.",
+        of_kinds("suite", "network"), lambda rows: grouped(rows, "suite"),
+    ),
+    Sheet(
+        "Convolutions on sixteen cores, direct", "cpu_cores",
+        "The layers that take most of the work, float32, NHWC, batch 8: our time over that of"
+        " PyTorch {torch} with oneDNN, with direct kernels alone, as `relay.build` has them. {cpu},"
+        " 16 threads, {date}; `cpu_cores.json`.",
+        of_kinds("suite", "network"), lambda rows: grouped(rows, "suite"),
+    ),
+    Sheet(
         "A training step on a CPU", "cpu_step",
         "{model}, float32, batch {batch}, loss and gradients. {cpu}, {threads} threads, {date};"
         " `cpu_step.json`.",
