@@ -38,7 +38,7 @@ from .parts import outlined
 from .versions import compilers
 
 DEBUG = "RELAY_WGRAD_DEBUG"  # 1 and more: each kernel is told of on standard error
-LOWERING = "5"  # of `lowering`, to be raised with it
+LOWERING = "6"  # of `lowering`, to be raised with it
 ENTRY = "tirx.is_entry_func"
 # A word that may be a variable's name: no attribute, no argument's name, nothing that is called.
 _WORD = re.compile(r'"(?:\\.|[^"\\])*"|(?<![\w.])[A-Za-z_]\w*(?![\w.(=])')
@@ -53,12 +53,14 @@ class Object:
     """An object file of kernels.
 
     symbols : what the kernels of the program are called in it, by their names there; equal ones
-        have one.  defined : all that it has, of other programs too.
+        have one.  defined : all that it has, of other programs too.  needs : keys of the parts that
+        these call.
     key : of what it was made of.  seconds : each symbol took; 0.0 where it was kept.
     """
 
     symbols: Mapping[str, str]
     defined: Sequence[str]
+    needs: Sequence[str]
     key: str
     content: bytes
     seconds: Mapping[str, float]
@@ -121,8 +123,9 @@ def objects(
     with ThreadPoolExecutor(max(1, min(len(groups), cores))) as pool:
         try:
             units = _distinct(pool.map(unit_of, groups))
-            units = _distinct([*units, *(part for unit in units for part in unit.parts)])
-            found, rest = _kept(units, kept, ahead.objects() if ahead else ())
+            begun, parts = (ahead.objects(), ahead.parts()) if ahead else ([], [])
+            units = _distinct([*units, *(p for unit in units for p in unit.parts), *parts])
+            found, rest = _kept(units, kept, begun)
             waiting = [pool.submit(work.made, some) for some in _shared(rest, cores)]
             known = sum(not seconds for each in found for seconds in each.seconds.values())
             done = len(units) - len(rest)
@@ -193,10 +196,11 @@ class _Work:
             content, seconds = _compiled(units, self.target)
         symbols = {name: symbol for unit in units for name, symbol in unit.symbols.items()}
         key = key_of(["object", *sorted(unit.key for unit in units)])
-        put_object(self.kept, key, list(seconds), content)
+        needs = sorted({part.key for unit in units for part in unit.parts})
+        put_object(self.kept, key, list(seconds), needs, content)
         for unit in units:
             self.kept.put(unit.key, key.encode())
-        return Object(symbols, list(seconds), key, content, seconds)
+        return Object(symbols, list(seconds), needs, key, content, seconds)
 
 
 class Ahead:
@@ -238,6 +242,10 @@ class Ahead:
         begun = [part for part in self._parts if not part.cancel()]
         return [made for part in begun for made in part.result()]
 
+    def parts(self) -> list[_Unit]:
+        """Of all kernels that were begun, of whatever becomes of them: their objects call these."""
+        return [part for _, unit in self._units.values() for part in unit.parts]
+
     def _made(self, part: Sequence[tuple[str, tirx.PrimFunc]]) -> list[Object]:
         units = []
         for name, function in part:
@@ -248,24 +256,44 @@ class Ahead:
         return [*found, self._work.made(rest)] if rest else found
 
 
-def put_object(kept: DiskCache, key: str, symbols: Sequence[str], content: bytes) -> None:
-    """Keeps an object file of these."""
-    kept.put(key, json.dumps(symbols).encode() + b"\n" + content)
+_Stored = tuple[Sequence[str], Sequence[str], bytes]
+"""Of an object file the symbols, the keys of the parts that it calls, and the content."""
 
 
-def get_object(kept: DiskCache, key: str) -> tuple[list[str], bytes] | None:
-    """The symbols and the object file that `put_object` kept."""
+def put_object(
+    kept: DiskCache, key: str, symbols: Sequence[str], needs: Sequence[str], content: bytes
+) -> None:
+    """Keeps an object file of these, which calls parts of these keys."""
+    kept.put(key, json.dumps([symbols, needs]).encode() + b"\n" + content)
+
+
+def get_object(kept: DiskCache, key: str) -> _Stored | None:
+    """What `put_object` kept."""
     found = kept.get(key)
     if found is None:
         return None
-    symbols, _, content = found.partition(b"\n")
-    return json.loads(symbols), content
+    line, _, content = found.partition(b"\n")
+    return (*json.loads(line), content)
+
+
+def _part(kept: DiskCache, key: str) -> Object | None:
+    """The object of a part, if it is kept."""
+    name = (kept.get(key) or b"").decode()
+    found = get_object(kept, name) if name else None
+    if found is None:
+        return None
+    symbols, needs, content = found
+    same = {symbol: symbol for symbol in symbols}
+    return Object(same, symbols, needs, name, content, dict.fromkeys(symbols, 0.0))
 
 
 def _kept(
     units: Sequence[_Unit], kept: DiskCache, made: Sequence[Object] = ()
 ) -> tuple[list[Object], list[_Unit]]:
-    """Objects that were made or kept, no two of which share a kernel, and what is in none."""
+    """Objects that were made or kept, no two of which share a kernel, and what is in none.
+
+    An object may have kernels of other programs, so parts that are no units are among them.
+    """
     having = {symbol: each.key for each in made for symbol in each.defined}
     seconds = {symbol: time for each in made for symbol, time in each.seconds.items()}
 
@@ -274,18 +302,22 @@ def _kept(
         return having.get(symbol) or (kept.get(unit.key) or b"").decode()
 
     keys = {unit.key: object_of(unit) for unit in units}
-    stored: dict[str, tuple[Sequence[str], bytes]] = {
-        each.key: (each.defined, each.content) for each in made
+    stored: dict[str, _Stored] = {
+        each.key: (each.defined, each.needs, each.content) for each in made
     }
     for key in dict.fromkeys(keys.values()):
         if key and key not in stored and (contents := get_object(kept, key)):
             stored[key] = contents
     defined: dict[str, str] = {}  # an object by its symbols
+    parts: dict[str, Object | None] = {}  # that are no units, by their keys
     for unit in units:
         known = stored.get(keys[unit.key])
         wanted = set(unit.symbols.values())
         if known and wanted <= set(known[0]) and not defined.keys() & set(known[0]):
-            defined |= dict.fromkeys(known[0], keys[unit.key])
+            others = [need for need in known[1] if need not in keys]
+            parts |= {need: _part(kept, need) for need in others if need not in parts}
+            if all(parts[need] for need in others):
+                defined |= dict.fromkeys(known[0], keys[unit.key])
     found: dict[str, dict[str, str]] = {}
     rest = []
     for unit in units:
@@ -294,12 +326,16 @@ def _kept(
             found[defined[symbol]] = {**found.get(defined[symbol], {}), **unit.symbols}
         else:
             rest.append(unit)
+    needed = dict.fromkeys(need for key in found for need in stored[key][1])
     return [
-        Object(
-            symbols, stored[key][0], key, stored[key][1],
-            {symbol: seconds.get(symbol, 0.0) for symbol in symbols.values()},
-        )
-        for key, symbols in found.items()
+        *(
+            Object(
+                symbols, *stored[key][:2], key, stored[key][2],
+                {symbol: seconds.get(symbol, 0.0) for symbol in symbols.values()},
+            )
+            for key, symbols in found.items()
+        ),
+        *filter(None, map(parts.get, needed)),
     ], rest  # fmt: skip
 
 

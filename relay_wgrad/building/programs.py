@@ -68,7 +68,7 @@ def get(kept: DiskCache, key: str) -> tuple[Program, dict[str, Any]] | None:
     line, _, code = content.partition(b"\n")
     told = json.loads(line)
     parts = [get_object(kept, name) for name in told["objects"]]
-    known = [part[1] for part in parts if part is not None]
+    known = [part[-1] for part in parts if part is not None]
     return (Program([code, *known]), told["facts"]) if len(known) == len(parts) else None
 
 

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 
 from byoc_cudnn.pool import PoolCall
 from byoc_cudnn.pool.codegen import POOLS
+from tests.support.recorder import Recorder
 
 
-class Recorder:
-    """Stands for a family's code generation: keeps the calls that it is asked for."""
-
-    moves, overwrites_of = POOLS.moves, staticmethod(POOLS.overwrites_of)
-    codegen, plans = POOLS.codegen, POOLS.plans
-
-    def __init__(self) -> None:
-        self.calls: list[PoolCall] = []
-
-    def generate(self, calls: Sequence[PoolCall], arch: int) -> str:
-        self.calls = list(calls)
-        return ""
-
-    def register(self) -> None:
-        """Makes each call's function one of this process."""
-        for call in self.calls:
-            tvm_ffi.register_global_func(call.symbol, packed(call), override=True)
+def recorder() -> Recorder:
+    """In the place of `POOLS`."""
+    return Recorder(POOLS, packed)
 
 
 def packed(call: PoolCall) -> Callable[..., None]:

@@ -170,7 +170,7 @@ def step(build: Callable[[Net], Any]) -> tvm.IRModule:
 
 def lowered(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[NormCall], list[Any]]:
     """With stand-ins for the generated functions, and the calls that there are of each family."""
-    families = [norm_packed.Recorder(), pool_packed.Recorder(), joins_support.Recorder()]
+    families = [norm_packed.recorder(), pool_packed.recorder(), joins_support.recorder()]
     plans = [(norms, in_joins), (pools, None), (joins, None)]
     for family, (plan, then) in zip(families, plans, strict=True):
         if plan is joins:

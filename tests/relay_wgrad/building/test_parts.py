@@ -90,6 +90,36 @@ def test_parts_are_kept_and_shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert not defined & set(objects.symbols_of(first).values())
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_object_brings_what_its_other_kernels_call(
+    gone: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A program takes one kernel of an object that has another program's too, whose part is not
+    its own; where that is kept no more the kernel is compiled anew."""
+    problems = [ConvProblem.parse(f"{line} dtype={DTYPES[0]}") for line in PROBLEMS]
+    functions = {f"k{i}": prim_func(problem, NARROW) for i, problem in enumerate(problems)}
+    monkeypatch.setattr(objects, "_shared", _together)
+    all_of = parts_in(made(functions, NARROW, tmp_path))
+    own = {
+        name: parts_in(made({name: functions[name]}, NARROW, tmp_path / name)) for name in functions
+    }
+    name = next(name for name, some in own.items() if some.keys() < all_of.keys())
+    if gone:
+        monkeypatch.setattr(objects, "_part", lambda kept, key: None)
+    found = made({name: functions[name]}, NARROW, tmp_path)
+    is_kept = not any(second for each in found for second in each.seconds.values())
+    assert is_kept != gone
+    assert set(parts_in(found)) == set(own[name] if gone else all_of)
+    loaded, symbols = Program([each.content for each in found]).mod, objects.symbols_of(found)
+    result(loaded[symbols[name]], problems[int(name[1:])])
+
+
+def _together(units: Any, cores: int) -> list[list[Any]]:
+    """All kernels in one object, each part in one of its own."""
+    kernels = [unit for unit in units if not any(map(objects._is_part, unit.symbols.values()))]
+    return [*filter(None, [kernels]), *([unit] for unit in units if unit not in kernels)]
+
+
 def test_a_part_of_other_statements_is_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
