@@ -98,26 +98,24 @@ def test_an_object_brings_what_its_other_kernels_call(
     its own; where that is kept no more the kernel is compiled anew."""
     problems = [ConvProblem.parse(f"{line} dtype={DTYPES[0]}") for line in PROBLEMS]
     functions = {f"k{i}": prim_func(problem, NARROW) for i, problem in enumerate(problems)}
-    monkeypatch.setattr(objects, "_shared", _together)
-    all_of = parts_in(made(functions, NARROW, tmp_path))
+    monkeypatch.setattr(objects, "EACH", 0)  # all kernels in one object
+    folder = tmp_path / "all"
+    first = made(functions, NARROW, folder)
+    all_of = parts_in(first)
     own = {
         name: parts_in(made({name: functions[name]}, NARROW, tmp_path / name)) for name in functions
     }
     name = next(name for name, some in own.items() if some.keys() < all_of.keys())
     if gone:
-        monkeypatch.setattr(objects, "_part", lambda kept, key: None)
-    found = made({name: functions[name]}, NARROW, tmp_path)
+        for key in {need for each in first for need in each.needs}:
+            (file,) = folder.rglob(key)
+            file.unlink()
+    found = made({name: functions[name]}, NARROW, folder)
     is_kept = not any(second for each in found for second in each.seconds.values())
     assert is_kept != gone
     assert set(parts_in(found)) == set(own[name] if gone else all_of)
     loaded, symbols = Program([each.content for each in found]).mod, objects.symbols_of(found)
     result(loaded[symbols[name]], problems[int(name[1:])])
-
-
-def _together(units: Any, cores: int) -> list[list[Any]]:
-    """All kernels in one object, each part in one of its own."""
-    kernels = [unit for unit in units if not any(map(objects._is_part, unit.symbols.values()))]
-    return [*filter(None, [kernels]), *([unit] for unit in units if unit not in kernels)]
 
 
 def test_a_part_of_other_statements_is_another(
