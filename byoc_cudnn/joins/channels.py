@@ -153,7 +153,7 @@ class Channels:
             begin == at.get(field) and _width(join.var) == _width(var)
             for join in self.view.users_of(*fields)
             if op_name(join.value) == _CONCAT
-            for begin, field in _begins(self.view.bound_to(join.value.args[0]).fields)
+            for begin, field in begins(self.view.bound_to(join.value.args[0]).fields)
         )
 
     def _axis(self, var: relax.Var, value: Any, tensor: Any) -> bool:
@@ -269,7 +269,7 @@ def _width(var: Any) -> int | None:
     return _width_of(getattr(var, "ty", None))
 
 
-def _begins(fields: Sequence[Any]) -> list[tuple[int, Any]]:
+def begins(fields: Sequence[Any]) -> list[tuple[int, Any]]:
     """Tensors that lie side by side, and the channel that each begins at."""
     found, begin = [], 0
     for field in fields:

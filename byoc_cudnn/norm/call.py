@@ -12,7 +12,7 @@ from relay_wgrad.problem import DTYPE_BYTES
 from ..codegen.kernel_names import Words, known
 from ..codegen.templates import constants
 from ..decision import YES, Decision, no
-from ..pool.call import check_windows
+from ..pool.call import check_channels, check_windows
 
 DTYPES = FLOATS
 ACTIVATIONS = tuple(activations.ACTIVATIONS)
@@ -261,16 +261,16 @@ def check(call: NormCall) -> Decision:
         return no(f"slices {call.slices}: a first channel, and how many there are")
     if call.place and not (call.forward and not (call.second or call.pooled or call.by_row)):
         return no("a place among joined channels is of a forward call's result alone")
-    if call.place and not (len(call.place) == 2 and 0 <= call.place[0] < call.place[1]):
-        return no(f"place {call.place}: a first channel, and how many there are")
+    if not (decision := check_channels("place", call.place)):
+        return decision
     if (call.onto or call.own) and not call.place:
         return no("what is joined so far, and a result by itself too, are of one with a place")
     if call.within and (not plain or call.place or call.slices):
         return no(
             "x is channels of another tensor for a call of x alone, whose others are their own"
         )
-    if call.within and not (len(call.within) == 2 and 0 <= call.within[0] < call.within[1]):
-        return no(f"within {call.within}: a first channel, and how many there are")
+    if not (decision := check_channels("within", call.within)):
+        return decision
     if call.running and call.direction not in ("forward", "squeeze"):
         return no("running statistics are updated forward, not backward")
     if not math.isfinite(call.alpha) or call.alpha < 0:

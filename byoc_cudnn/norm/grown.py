@@ -23,6 +23,7 @@ from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.problem import DTYPE_BYTES
 
 from ..codegen.lowering import Symbols
+from ..joins.channels import begins
 from ..joins.lower import planned as joins
 from .call import NormCall, check
 from .codegen import NORMS
@@ -170,10 +171,8 @@ class _Writing:
         self.end: dict[int, int] = {}  # and how many channels it has so far
         self.parts: dict[Any, _Part] = {}
         for i, chain in enumerate(chains):
-            begin = 0
-            for field in chain.fields:
+            for begin, field in begins(chain.fields):
                 self.parts[field] = _Part(i, begin)
-                begin += _width(field)
         for join, (i, k) in self.at.items():
             if k + 1 < len(chains[i].joins):
                 self.parts[join] = _Part(i, 0)
@@ -194,13 +193,13 @@ class _Writing:
         chain, join = self.chains[number], binding.var
         others, total = list(join.ty.shape.values)[:-1], chain.total
         axis, end = len(others), chain.ends[step]
-        new, begin = [], 0
-        for field in chain.fields:
-            if begin >= (chain.ends[step - 1] if step else 0) and begin < end:
-                new.append(self.values.get(field, field))
-            begin += _width(field)
+        there = chain.ends[step - 1] if step else 0
+        new = [
+            self.values.get(field, field)
+            for begin, field in begins(chain.fields) if there <= begin < end
+        ]  # fmt: skip
         if step:
-            places = [chain.ends[step - 1], *([end] if end < total else [])]
+            places = [there, *([end] if end < total else [])]
             cut = writer.emit(
                 f"{join.name}_cut", normal(relax.op.split(self.so_far[number], places, axis))
             )

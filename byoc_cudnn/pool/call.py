@@ -59,11 +59,18 @@ def check(call: PoolCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
     if not (decision := known(call, WORDS)):
         return decision
-    if call.slice and not (len(call.slice) == 2 and 0 <= call.slice[0] < call.slice[1]):
-        return no(f"slice {call.slice}: a first channel, and how many there are")
+    if not (decision := check_channels("slice", call.slice)):
+        return decision
     if call.slice and "x" not in call.operands:
         return no("x is channels of another tensor, and backward by an index reads none")
     return check_windows(call.kernel, call.strides, call.padding)
+
+
+def check_channels(name: str, channels: tuple[int, ...]) -> Decision:
+    """Whether they are some of a tensor's: the first, and how many that has; or none are told."""
+    if channels and not (len(channels) == 2 and 0 <= channels[0] < channels[1]):
+        return no(f"{name} {channels}: a first channel, and how many there are")
+    return YES
 
 
 def check_windows(
