@@ -20,6 +20,7 @@ from ..graph.walk import functions_in
 from ..ir import tensor_bytes
 from ..keys import OP_PATTERN
 from .recompute import INJECTIVE, SUM
+from .targets import cuda_target
 
 _LARGER = 8  # times as many bytes
 # Bytes that a broadcast has at least: of halves so many divisions take an H200 as long as a launch.
@@ -34,8 +35,7 @@ class BroadcastOnce:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with other marks."""
-        target = tvm.target.Target.current(allow_none=True)
-        if target is None or str(target.kind.name) != "cuda":
+        if cuda_target() is None:
             return mod
         kernels = {
             var: func

@@ -40,6 +40,7 @@ from .recompute import Recompute
 from .same_sizes import SameSizes
 from .single_terms import SingleTerms
 from .sizes_first import SizesFirst
+from .targets import cuda_target
 from .unread import Unread
 from .whole_sums import WholeSums, in_rows
 
@@ -110,12 +111,10 @@ def nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
     Upstream's one kernel has two sums, for which no schedule has more than one thread.
     """
-    target = tvm.target.Target.current(allow_none=True)
     reduction, ignored = str(call.attrs.reduction), int(call.attrs.ignore_index)
     logs = call.args[0]
-    on_cuda = target is not None and str(target.kind.name) == "cuda"
     usual = len(call.args) == 2 and logs.ty.ndim > 1 and str(logs.ty.dtype) not in HALVES
-    if not on_cuda or not usual or reduction == "none":
+    if cuda_target() is None or not usual or reduction == "none":
         return _upstream(bb, call)
 
     def picked(logs: Any, labels: Any) -> Any:

@@ -36,6 +36,7 @@ from .cuda_reduction import (
     is_costly,
     split_at_sum,
 )
+from .targets import cuda_target
 from .workspaces import places_of_results
 
 SMALL = 1 << 20  # bytes of a tensor that is not worth it
@@ -207,10 +208,8 @@ class MadeSums:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with calls that make a tensor and sum it."""
-        target = Target.current(allow_none=True)
-        if target is None or str(target.kind.name) != "cuda":
-            return mod
-        return _Joined(mod, target).module()
+        target = cuda_target()
+        return mod if target is None else _Joined(mod, target).module()
 
 
 class _Joined:

@@ -14,13 +14,13 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.target import Target
 
 from ..dtypes import HALVES
 from ..graph.rebuild import normal, rebuilt, variable_of, with_functions
 from ..graph.walk import Block
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of
+from .targets import cuda_target
 
 _SUMS, _MEAN = ("relax.sum", "relax.collapse_sum_to"), "relax.mean"
 _DTYPES = ("float32", "float64")  # halves would be rounded in another order
@@ -34,8 +34,7 @@ class WholeSums:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with such sums in two steps."""
-        target = Target.current(allow_none=True)
-        if target is None or str(target.kind.name) != "cuda":
+        if cuda_target() is None:
             return mod
         return with_functions(mod, lambda _, func: rebuilt(func, _written))
 
