@@ -135,13 +135,13 @@ class _Block:
         return self._kind(binding) <= INJECTIVE and binding.value.args[0] in self.views
 
     def _early(self, bindings: list[Any]) -> list[Any]:
-        """What halves its operand comes right after it."""
+        """What halves its operand comes right after it, unless others keep that until its own
+        place, as of a slice that was put where what is joined ends (`joined`)."""
         index = {binding.var: i for i, binding in enumerate(bindings)}
         place = list(range(len(bindings)))
         for i, binding in enumerate(bindings):
             if self._kind(binding) <= INJECTIVE and _halves(binding.value):
-                users = (index.get(u.var, len(bindings)) for u in self.graph.users_of(binding.var))
-                if self._is_kept(binding, max(users, default=i)):
+                if self._is_kept(binding, i):
                     continue
                 made = [index[v] for v in variables_of(binding.value) if v in index]
                 place[i] = max((place[m] for m in made), default=0)

@@ -296,3 +296,25 @@ def test_a_mask_of_what_its_kernels_read_anyway_is_not_written() -> None:
     want = [passed.sum((0, 1, 2)), (passed * x).sum((0, 1, 2)), passed + x]
     for got, right in zip(outputs(made, [x, y, r]), want, strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_half_of_what_is_kept_until_there_is_taken_there(kept: bool) -> None:
+    """And used long after; where nobody else reads the whole till then it need not be kept."""
+    late = 80
+
+    def program(bb: relax.BlockBuilder, x: relax.Var, r: relax.Var) -> list[relax.Expr]:
+        a = bb.emit(R.nn.softmax(x))
+        early = bb.emit(R.nn.softmax(a))
+        for _ in range(late):
+            r = bb.emit(R.nn.softmax(r))
+        other = bb.emit(R.nn.softmax(a)) if kept else early
+        part = bb.emit(R.strided_slice(a, axes=[3], begin=[0], end=[8]))
+        for _ in range(late):
+            r = bb.emit(R.nn.softmax(r))
+        return [bb.emit(R.nn.softmax(part)), r, other, *centred(bb, x, r)]
+
+    (block,) = fused(module(program))["main"].body.blocks
+    calls = [b.value for b in block.bindings if isinstance(b.value, relax.Call)]
+    names = [str(call.args[0].name_hint) for call in calls if call.args]
+    assert (names.index("strided_slice") > late) == kept
