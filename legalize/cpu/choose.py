@@ -13,7 +13,7 @@ from relay_wgrad.problem import ConvKind, ConvProblem
 
 from .depthwise import cache_lines as depthwise_lines
 from .depthwise import kernels as depthwise_kernels
-from .direct import affine, outside
+from .direct import affine, outside, patches
 from .emitters.memory import Memory
 from .machine import Machine
 from .matrix import affine as matrix
@@ -127,6 +127,10 @@ RULES = (
         " of both operands", _packed, packed.write,
     ),
     Rule("direct wgrad", "sums over pixels wait in registers", _is_wgrad, unpacked.write),
+    Rule(
+        "product of patches", "windows side by side with channels outside: pixels fill the vectors,"
+        " nothing is transposed", patches.pays, patches.write, of_volumes=True,
+    ),
     Rule(
         "product of pixels", "1x1 with channels outside: pixels fill the vectors, nothing is"
         " transposed", outside.pays, outside.write,

@@ -37,7 +37,7 @@ from ..emitters.memory import NO_BORDER, Memory, Panels
 from ..emitters.tiles import cache_sets_conflict
 from ..machine import Machine
 
-_VECTORS = 3  # of a tile's row
+VECTORS = 3  # of a tile's row
 MOVED = 0.25  # vectors' multiply-adds in the time of an element that is transposed; measured
 _MANY_TASKS = 16  # of each core, from which on their number need not be a multiple of the cores'
 
@@ -61,17 +61,17 @@ def pays(problem: ConvProblem, m: Machine) -> bool:
     lanes, pixels = m.lanes(p.accum_dtype), math.prod(p.spatial)
     idle = -pixels % lanes * p.c * p.k
     reduced = p.canonical_shape(p.roles[0])[1]
-    fits = reduced * _VECTORS * m.vector_bytes <= m.l2_bytes  # what a tile reads
+    fits = reduced * VECTORS * m.vector_bytes <= m.l2_bytes  # what a tile reads
     return bool(fits and idle <= lanes * MOVED * (p.c + p.k) * pixels)
 
 
 def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     """The whole kernel."""
-    _Kernel(problem, m, memory).write()
+    Product(problem, m, memory).write()
 
 
 @dataclass(frozen=True)
-class _Tile:
+class PixelTile:
     """Vectors of a row, of which the last has `last` pixels that exist; `there`: the condition."""
 
     vectors: int
@@ -80,7 +80,7 @@ class _Tile:
 
 
 @dataclass(frozen=True)
-class _Ahead:
+class Ahead:
     """The next group's pixels: where they begin, lines of a channel, lines that a tile asks for."""
 
     begin: Expr
@@ -88,8 +88,12 @@ class _Ahead:
     lines: int
 
 
-class _Kernel:
-    def __init__(self, problem: ConvProblem, m: Machine, memory: Memory) -> None:
+class Product:
+    """The loops.  `copy`, `ask` and `store` are where pixels are read and written."""
+
+    def __init__(
+        self, problem: ConvProblem, m: Machine, memory: Memory, vectors: int = VECTORS
+    ) -> None:
         self.problem, self.machine, self.memory = problem, m, memory
         operand, _, result = problem.roles
         self.x, self.y = memory.flat(operand), memory.flat(result)
@@ -101,8 +105,9 @@ class _Kernel:
         self.pixels = math.prod(problem.spatial)
         # A power of two, as copies of weights transpose squares.
         self.rows = min(4 if m.has_few_registers else 8, 1 << (self.channels - 1).bit_length())
-        self.width = min(_VECTORS, ceildiv(self.pixels, self.lanes)) * self.lanes
+        self.width = min(vectors, ceildiv(self.pixels, self.lanes)) * self.lanes
         self.tiles = ceildiv(self.pixels, self.width)
+        self.is_scattered = False  # whether a tile's results are not a row of each channel
 
     def write(self) -> None:
         lane = "I" if self.problem.kind is ConvKind.DGRAD else "O"
@@ -115,9 +120,9 @@ class _Kernel:
             first = bind(begin)
             count = bind(end - first)
             copied = local("pixels", many * self.reduced * self.width, self.memory.accum)
-            self._copy(copied, n, first, count)
+            self.copy(copied, n, first, count)
             # A block's rows are written for all tiles: memory is far, and rows are far apart.
-            ahead = self._ahead(n, group, groups, first + count, many * panels.blocks)
+            ahead = self.ahead(n, group, groups, first + count, many * panels.blocks)
             with serial(each) as i, serial(count) as t:
                 block = bind(part * each + i)
                 number = bind(block * many + t)
@@ -137,7 +142,7 @@ class _Kernel:
         even = (x for x in fair if tasks * x % cores == 0 or tasks * x > _MANY_TASKS * cores)
         return groups, next(even, panels.blocks)
 
-    def _ahead(self, n: Expr, group: Expr, groups: int, end: Expr, sums: int) -> _Ahead | None:
+    def ahead(self, n: Expr, group: Expr, groups: int, end: Expr, sums: int) -> Ahead | None:
         """What the next group's pixels take in memory, of this image from tile `end` on or of the
         next one; a group has so many `sums` of tiles."""
         if self.machine.has_few_registers:
@@ -147,22 +152,22 @@ class _Kernel:
             here = n * self.x_step["N"] + end * self.width
             begin = T.if_then_else(group < groups - 1, int64(here), begin)
         line = ceildiv(ceildiv(self.tiles, groups) * self.width, self.line)
-        return _Ahead(bind(begin), line, ceildiv(line * self.reduced, sums))
+        return Ahead(bind(begin), line, ceildiv(line * self.reduced, sums))
 
-    def _tiles(self, number: Expr) -> list[_Tile]:
+    def _tiles(self, number: Expr) -> list[PixelTile]:
         """The shapes that tile `number` may have."""
         vectors, rest = self.width // self.lanes, self.pixels % self.width
-        full = _Tile(vectors, self.lanes, True)
+        full = PixelTile(vectors, self.lanes, True)
         if not rest:
             return [full]
         of_rest = ceildiv(rest, self.lanes)
         last = rest - (of_rest - 1) * self.lanes
         if self.tiles == 1:
-            return [_Tile(of_rest, last, True)]
+            return [PixelTile(of_rest, last, True)]
         at = self.tiles - 1
-        return [_Tile(vectors, self.lanes, number < at), _Tile(of_rest, last, number >= at)]
+        return [PixelTile(vectors, self.lanes, number < at), PixelTile(of_rest, last, number >= at)]
 
-    def _copy(self, copied: Expr, n: Expr, first: Expr, count: Expr) -> None:
+    def copy(self, copied: Expr, n: Expr, first: Expr, count: Expr) -> None:
         """copied[t, c, p] = x[n, c, pixel p of tile first + t], with zeros up to a whole vector."""
         lanes = self.lanes
         with serial(self.reduced) as c:
@@ -185,7 +190,7 @@ class _Kernel:
                             )  # fmt: skip
 
     def _ask(
-        self, ahead: _Ahead, number: Expr, step: tuple[Expr, int], target: Expr, vectors: int
+        self, ahead: Ahead, number: Expr, step: tuple[Expr, int], target: Expr, vectors: int
     ) -> None:
         """A step's share of the lines that a tile asks for."""
         i, steps = step
@@ -195,7 +200,7 @@ class _Kernel:
             place = channel * self.x_step["C"] + line % ahead.line * self.line
             prefetch(self.x, ahead.begin + place, level=2)
         row, total = self.y_step["C"], self.rows * vectors
-        if cache_sets_conflict(self.machine, 2 * self.rows, row * self.bytes):
+        if self.is_scattered or cache_sets_conflict(self.machine, 2 * self.rows, row * self.bytes):
             return
         some = ceildiv(total, steps)
         for j in range(some):
@@ -204,8 +209,8 @@ class _Kernel:
             prefetch(self.y, target + place, write=True)
 
     def _sums(
-        self, copied: Expr, weight: Expr, panels: Panels, where: tuple[Expr, ...], tile: _Tile,
-        ahead: _Ahead | None,
+        self, copied: Expr, weight: Expr, panels: Panels, where: tuple[Expr, ...], tile: PixelTile,
+        ahead: Ahead | None,
     ) -> None:  # fmt: skip
         """A block of channels of one tile."""
         n, first, t, block, number = where
@@ -238,8 +243,16 @@ class _Kernel:
                 products(c)
         for rows, there in panels.widths(block):
             with when(there):
-                for i in range(rows):
-                    for v in range(tile.vectors):
-                        some = tile.last if v == tile.vectors - 1 else lanes
-                        value = head(acc[vector(i * size + v * lanes, lanes)], lanes, some)
-                        T.buffer_store(self.y, value, [vector(target + i * row + v * lanes, some)])
+                self.store(acc, tile, rows, (n, first + t, block), target)
+
+    def store(
+        self, acc: Expr, tile: PixelTile, rows: int, where: tuple[Expr, ...], target: Expr
+    ) -> None:
+        """Writes the sums of some rows of a tile: (image, tile, block of channels), in place from
+        `target` on."""
+        lanes, row, size = self.lanes, self.y_step["C"], tile.vectors * self.lanes
+        for i in range(rows):
+            for v in range(tile.vectors):
+                some = tile.last if v == tile.vectors - 1 else lanes
+                value = head(acc[vector(i * size + v * lanes, lanes)], lanes, some)
+                T.buffer_store(self.y, value, [vector(target + i * row + v * lanes, some)])

@@ -112,6 +112,12 @@ class Memory:
         other._flat = self._flat | {"data": self._flat["grad"], "grad": self._flat["data"]}
         return other
 
+    def of(self, problem: ConvProblem) -> Memory:
+        """The same memory for a problem of the same elements, each tensor's in the same order."""
+        other = copy.copy(self)
+        other.problem = problem
+        return other
+
     def flat(self, role: str) -> Expr:
         """The caller's memory of a tensor."""
         return self._flat[role]

@@ -48,6 +48,10 @@ CASES = {
         ConvProblem.parse("dgrad n=8 c=64 h=56 w=56 k=256 r=1 s=1"),
         AVX512,
     ),
+    "product of patches": (
+        ConvProblem.parse("dgrad n=8 c=64 h=64 w=64 k=128 r=2 s=2 stride=2,2"),
+        AVX512,
+    ),
     "product": (problem("fprop", 64, 256, 56, 1), AVX512),
     "direct": (problem("dgrad", 64, 128, 28, 5), AVX512),
     "tiles": (half(problem("dgrad", 64, 128, 28, 5)), TILES),
