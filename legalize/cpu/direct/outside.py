@@ -80,8 +80,8 @@ class PixelTile:
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """The next group's pixels: where they begin, lines of a channel, lines that a tile asks for."""
+class _Ahead:
+    """The next group's pixels: where they begin, lines of a run, lines that a tile asks for."""
 
     begin: Expr
     line: int
@@ -89,7 +89,7 @@ class Ahead:
 
 
 class Product:
-    """The loops.  `copy`, `ask` and `store` are where pixels are read and written."""
+    """The loops.  `copy` and `store` read and write pixels, which lie in `runs` of the operand."""
 
     def __init__(
         self, problem: ConvProblem, m: Machine, memory: Memory, vectors: int = VECTORS
@@ -107,6 +107,7 @@ class Product:
         self.rows = min(4 if m.has_few_registers else 8, 1 << (self.channels - 1).bit_length())
         self.width = min(vectors, ceildiv(self.pixels, self.lanes)) * self.lanes
         self.tiles = ceildiv(self.pixels, self.width)
+        self.runs = self.reduced
         self.is_scattered = False  # whether a tile's results are not a row of each channel
 
     def write(self) -> None:
@@ -122,7 +123,7 @@ class Product:
             copied = local("pixels", many * self.reduced * self.width, self.memory.accum)
             self.copy(copied, n, first, count)
             # A block's rows are written for all tiles: memory is far, and rows are far apart.
-            ahead = self.ahead(n, group, groups, first + count, many * panels.blocks)
+            ahead = self._ahead(n, group, groups, first + count, many * panels.blocks)
             with serial(each) as i, serial(count) as t:
                 block = bind(part * each + i)
                 number = bind(block * many + t)
@@ -142,17 +143,29 @@ class Product:
         even = (x for x in fair if tasks * x % cores == 0 or tasks * x > _MANY_TASKS * cores)
         return groups, next(even, panels.blocks)
 
-    def ahead(self, n: Expr, group: Expr, groups: int, end: Expr, sums: int) -> Ahead | None:
+    def place(self, n: Expr, tile: Expr) -> Expr:
+        """Where an image's first run of a tile's pixels begins in the operand."""
+        return n * self.x_step["N"] + tile * self.width
+
+    def run(self, number: Expr) -> Expr:
+        """How far behind the first run another begins."""
+        return number * self.x_step["C"]
+
+    def length(self, tiles: int) -> int:
+        """Of a run of some tiles."""
+        return tiles * self.width
+
+    def _ahead(self, n: Expr, group: Expr, groups: int, end: Expr, sums: int) -> _Ahead | None:
         """What the next group's pixels take in memory, of this image from tile `end` on or of the
         next one; a group has so many `sums` of tiles."""
         if self.machine.has_few_registers:
             return None
-        begin = T.min(int64(n + 1), int64(self.problem.n - 1)) * self.x_step["N"]
+        begin = self.place(T.min(int64(n + 1), int64(self.problem.n - 1)), 0)
         if groups > 1:
-            here = n * self.x_step["N"] + end * self.width
-            begin = T.if_then_else(group < groups - 1, int64(here), begin)
-        line = ceildiv(ceildiv(self.tiles, groups) * self.width, self.line)
-        return Ahead(bind(begin), line, ceildiv(line * self.reduced, sums))
+            here = self.place(n, end)
+            begin = T.if_then_else(group < groups - 1, int64(here), int64(begin))
+        line = ceildiv(self.length(ceildiv(self.tiles, groups)), self.line)
+        return _Ahead(bind(begin), line, ceildiv(line * self.runs, sums))
 
     def _tiles(self, number: Expr) -> list[PixelTile]:
         """The shapes that tile `number` may have."""
@@ -190,14 +203,14 @@ class Product:
                             )  # fmt: skip
 
     def _ask(
-        self, ahead: Ahead, number: Expr, step: tuple[Expr, int], target: Expr, vectors: int
+        self, ahead: _Ahead, number: Expr, step: tuple[Expr, int], target: Expr, vectors: int
     ) -> None:
         """A step's share of the lines that a tile asks for."""
         i, steps = step
         for j in range(ceildiv(ahead.lines, steps)):
             line = bind(number * ahead.lines + i + j * steps)
-            channel = T.min(int64(line // ahead.line), int64(self.reduced - 1))
-            place = channel * self.x_step["C"] + line % ahead.line * self.line
+            run = bind(T.min(int64(line // ahead.line), int64(self.runs - 1)))
+            place = self.run(run) + line % ahead.line * self.line
             prefetch(self.x, ahead.begin + place, level=2)
         row, total = self.y_step["C"], self.rows * vectors
         if self.is_scattered or cache_sets_conflict(self.machine, 2 * self.rows, row * self.bytes):
@@ -210,7 +223,7 @@ class Product:
 
     def _sums(
         self, copied: Expr, weight: Expr, panels: Panels, where: tuple[Expr, ...], tile: PixelTile,
-        ahead: Ahead | None,
+        ahead: _Ahead | None,
     ) -> None:  # fmt: skip
         """A block of channels of one tile."""
         n, first, t, block, number = where

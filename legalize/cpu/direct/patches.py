@@ -9,7 +9,8 @@ a channel, a tap, and a pixel of the gradient:
 That is the product of `outside` with T*R*S as many channels, whose weights are the caller's as they
 lie.  Only the data are not rows of pixels: taps of a row are parted where they are copied, and are
 brought together again where they are written, by shuffles of vectors.  Channels are not transposed,
-and a tile's results are runs of memory: R rows of the data for each row of pixels.
+and a tile's results are runs of memory: R rows of the data for each row of pixels.  The next task's
+data are asked for as `outside` does it, of fprop a run of rows for each channel and tap in depth.
 """
 
 from __future__ import annotations
@@ -96,12 +97,27 @@ class _Kernel(outside.Product):
         )
         self.is_fprop = problem.kind is ConvKind.FPROP
         self.is_scattered = not self.is_fprop
+        if self.is_fprop:
+            self.runs = problem.c * self.taps[0]
 
-    def ahead(
-        self, n: Expr, group: Expr, groups: int, end: Expr, sums: int
-    ) -> outside.Ahead | None:
-        """Of fprop none: the data of a task are a run of memory for each channel's plane."""
-        return None if self.is_fprop else super().ahead(n, group, groups, end, sums)
+    def place(self, n: Expr, tile: Expr) -> Expr:
+        """Of fprop the data's row that a tile's first row of pixels meets."""
+        if not self.is_fprop:
+            return super().place(n, tile)
+        return n * self.steps[0] + self._row(tile, 0)
+
+    def run(self, number: Expr) -> Expr:
+        """Of fprop a channel's planes that a tap in depth meets."""
+        if not self.is_fprop:
+            return super().run(number)
+        deep, (_, channel, plane, _) = self.taps[0], self.steps
+        return number // deep * channel + number % deep * plane
+
+    def length(self, tiles: int) -> int:
+        """Of fprop the data's rows that rows of pixels meet; beyond a plane's those of the next."""
+        if not self.is_fprop:
+            return super().length(tiles)
+        return int(ceildiv(tiles * self.width, self.q)) * self.taps[1] * self.steps[3]
 
     def _row(self, tile: Expr, i: Expr) -> Expr:
         """Where in a channel the first element begins that row `i` of a tile's pixels meets."""
