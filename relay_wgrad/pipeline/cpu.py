@@ -36,9 +36,11 @@ from .reshapes import with_reshapes
 
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
 _WORTH, _INNER = 1 << 14, 32
-# Sums that a task has at a time, at most, and their bytes: some cache lines of each pixel, and half
-# of the registers.
+# Sums that are in registers at a time, at most, and their bytes: half of the registers.
 _SUMS, _SUM_BYTES = 64, 256
+# Bytes of neighbours that a task walks along: a processor fetches ahead what lies in one piece, and
+# so many sums stay in the level-1 cache beside what is read.
+_ROW_BYTES = 2048
 # Tasks of a sum, at most, and elements of one that has a part of the rows, at least.
 _TASKS, _PART = 64, 1 << 12
 # Elements of a vector as written, which LLVM cuts as the target wants; fewer are not worth it.
@@ -270,17 +272,24 @@ class _Block:
     # ---- sums --------------------------------------------------------------------------------
 
     @property
+    def _results(self) -> list[Any]:
+        return [region.source for region in self.sch.get(self.block).writes]
+
+    def _room(self, size: int) -> int:
+        """Sums of a result, of those of this block, that fit in so many bytes."""
+        return size * 8 // sum(tvm.DataType(str(x.dtype)).bits for x in self._results)
+
+    @property
     def _widest(self) -> int:
-        """Sums that a task has room for."""
-        dtype = tvm.DataType(str(self.sch.get(self.block).writes[0].source.dtype))
-        return min(_SUMS, _SUM_BYTES * 8 // dtype.bits)
+        """Sums that registers have room for."""
+        return min(_SUMS, self._room(_SUM_BYTES))
 
     def _sum_of_rows(self, length: int) -> None:
-        """Tasks own some neighbours along the innermost axis and walk over a part of the rows.
+        """Tasks own neighbours along the innermost axis and walk over a part of the rows.
 
         The parts' sums are added up at the end.  With fewer neighbours to a task instead, each
-        would read a part of every cache line.  The number of parts does not depend on the cores, so
-        that results do not either.
+        would read short pieces that are far apart.  The number of parts does not depend on the
+        cores, so that results do not either.
         """
         sch, count = self.sch, len(self.spatial)
         known = [loop for loop in self.reduced if self.lengths[loop] is not None]
@@ -318,18 +327,21 @@ class _Block:
 
     def _columns(self, length: int) -> int:
         """Neighbours that a task walks along."""
-        return next(x for x in range(min(self._widest, length), 0, -1) if length % x == 0)
+        most = min(self._room(len(self._results) * _ROW_BYTES), length)
+        return next(x for x in range(most, 0, -1) if length % x == 0)
 
     def _walk(self, length: int) -> None:
         """Each task walks over all rows."""
         outer, inner, width = self._cut(self.spatial[-1], length, self._columns(length))
         before = [*self.spatial[:-1], outer]
         self.sch.reorder(*before, *self.reduced, inner)
-        task = self._spread(before)
-        if width % _LANES == 0 and self._is_in_order(len(self.axes) - 1) and self._has_vectors():
+        task, lanes = self._spread(before), _vector(width, _LANES)
+        if lanes < _SHORT or not self._is_in_order(len(self.axes) - 1) or not self._has_vectors():
+            self.sch.decompose_reduction(self.block, self.reduced[0])
+        elif lanes == _LANES and width <= self._widest:
             self._in_registers(task, inner)
         else:
-            self.sch.decompose_reduction(self.block, self.reduced[0])
+            self._in_memory(inner, lanes)
 
     def _sums_of_rows(self) -> None:
         """A vector of partial sums for each result, added up at the end."""
@@ -355,20 +367,27 @@ class _Block:
         sch.vectorize(sch.get_loops(sch.decompose_reduction(parts, loops[count]))[-1])
         sch.unroll(sch.get_loops(self.block)[-1])
 
+    def _in_memory(self, columns: Any, width: int) -> None:
+        """Sums along `columns` are where they will be, and each row is added to all of them."""
+        sch = self.sch
+        sch.vectorize(sch.split(columns, [None, width])[1])
+        sch.vectorize(sch.get_loops(sch.decompose_reduction(self.block, self.reduced[0]))[-1])
+
     def _in_registers(self, task: Any, columns: Any) -> None:
         """Vectors of sums, which a task has along `columns`, are in registers while it walks over
         the rows."""
         sch = self.sch
-        copy = sch.cache_write(self.block, 0, "local")
-        sch.reverse_compute_at(copy, task)
+        copies = [sch.cache_write(self.block, i, "local") for i in range(len(self._results))]
+        for copy in copies:
+            sch.reverse_compute_at(copy, task)
 
         def vectors(loop: Any) -> None:
             pieces, lanes = sch.split(loop, [None, _LANES])
             sch.unroll(pieces)
             sch.vectorize(lanes)
 
-        vectors(columns)
-        vectors(sch.get_loops(copy)[-1])
+        for loop in (columns, *(sch.get_loops(copy)[-1] for copy in copies)):
+            vectors(loop)
         *_, pieces, lanes = sch.get_loops(sch.decompose_reduction(self.block, self.reduced[0]))
         sch.unroll(pieces)
         sch.vectorize(lanes)

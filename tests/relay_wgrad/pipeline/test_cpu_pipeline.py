@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,8 @@ def chosen(x: relax.Expr) -> relax.Expr:
 PROGRAMS: dict[str, tuple[tuple[int, ...], Program, int]] = {
     "channels last": ((4, 28, 28, 48), lambda x: R.sum(x, [0, 1, 2]), 1),
     "channels last, odd": ((2, 31, 29, 37), lambda x: R.mean(x, [0, 1, 2]), 1),
+    "channels last, few": ((4, 28, 28, 24), lambda x: R.sum(chosen(x), [0, 1, 2]), 1),
+    "channels last, many": ((4, 14, 14, 1280), lambda x: R.sum(chosen(x), [0, 1, 2]), 1),
     "channels first": ((4, 48, 28, 28), lambda x: R.sum(x, [0, 2, 3]), 1),
     "channels first, odd": ((5, 37, 31, 29), lambda x: R.sum(x, [0, 2, 3]), 1),
     "channels first, tiny": ((9, 300, 7, 7), lambda x: R.sum(x, [0, 2, 3]), 1),
@@ -138,6 +141,20 @@ def test_sums_are_vectors_in_registers(axes: tuple[int, ...] | None) -> None:
     assert kernels.count('scope="local"') == 1
     assert "T.vectorized(" in kernels
     assert "T.parallel(" in kernels
+
+
+@pytest.mark.parametrize("channels", [24, 96, 1280])
+def test_sums_of_many_channels_walk_along_whole_rows(channels: int) -> None:
+    """A row, or pieces of 2 KiB of a longer one: short pieces that are far apart take twice as
+    long.  The sums are added to where they are."""
+    mod = module((4, 28, 28, channels), lambda x: R.sum(chosen(x), (0, 1, 2)))
+    with TARGET:
+        kernels = tvm.transform.Sequential([*fused_kernels(), parallel_kernels()])(mod).script()
+    assert 'scope="local"' not in kernels
+    lanes, row = math.gcd(channels, 16), min(channels, 320)
+    rows_and_vectors = rf"T\.grid\(T\.int64\(\d+\), T\.int64\({row // lanes}\)\):"
+    lane = rf"\n +for \w+ in T\.vectorized\(T\.int64\({lanes}\)\):"
+    assert re.search(rows_and_vectors + lane, kernels)
 
 
 @pytest.mark.parametrize("rows", [(4, 28, 28), (tirx.Var("n", "int64"), 28, 28), (3136,)], ids=str)
