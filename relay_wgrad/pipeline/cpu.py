@@ -304,7 +304,7 @@ class _Block:
         self.reduced = [part, *others, rows]
         try:
             sums = sch.rfactor(part, 0)
-        except s_tir.ScheduleError:  # of two results, such as a maximum and its place
+        except s_tir.ScheduleError:  # of two results that are no sums
             self._walk(length)
             return
         loops = sch.get_loops(sums)
@@ -362,7 +362,8 @@ class _Block:
         loops = sch.get_loops(parts)
         task = self._spread(loops[:count])
         sch.reverse_compute_at(self.block, task)
-        sch.set_scope(parts, 0, "local")
+        for i in range(len(self._results)):
+            sch.set_scope(parts, i, "local")
         sch.vectorize(loops[-1])
         sch.vectorize(sch.get_loops(sch.decompose_reduction(parts, loops[count]))[-1])
         sch.unroll(sch.get_loops(self.block)[-1])

@@ -35,6 +35,7 @@ from .kernel_order import Order
 from .made_sums import MadeSums
 from .one_result import OneResult
 from .overwrites import Overwrites
+from .paired_sums import PairedSums
 from .products import cpu_products
 from .recompute import Recompute
 from .same_sizes import SameSizes
@@ -68,6 +69,7 @@ def fused_kernels() -> list[tvm.transform.Pass]:
         OneResult(),
         Unread(),
         MadeSums(),
+        PairedSums(),
         Overwrites(),
         Order(),
         Again(),

@@ -11,20 +11,18 @@ in registers.  What the sum adds is the tensor as it is stored, rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm.s_tir import SBlock, Schedule, ScheduleError
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.dlight.analysis import SBlockInfo
 from tvm.target import Target
-from tvm_ffi import structural_walk
 
-from ..graph.rebuild import Writer, function_of, rebuilt, with_type
-from ..graph.walk import Block, functions_in, variables_of
-from ..ir import bytes_of, op_name
-from ..keys import PRIMITIVE, SCHEDULED, SYMBOL
+from ..graph.walk import variables_of
+from ..ir import bytes_of
+from ..keys import SCHEDULED
 from .cuda_packs import lanes_of, packed_reads, read_in_packs, reads_along, vectorized
 from .cuda_reduction import (
     LEAST,
@@ -37,7 +35,7 @@ from .cuda_reduction import (
     split_at_sum,
 )
 from .targets import cuda_target
-from .workspaces import places_of_results
+from .together import Together, has_sum
 
 SMALL = 1 << 20  # bytes of a tensor that is not worth it
 _LEAST_UNDER_WAY = 2  # pixels whose loads a thread has under way at once, at least
@@ -212,150 +210,30 @@ class MadeSums:
         return mod if target is None else _Joined(mod, target).module()
 
 
-class _Joined:
+class _Joined(Together):
+    """Calls that make a tensor, each with one that sums it."""
+
+    suffix = "_and_sum"
+
     def __init__(self, mod: tvm.IRModule, target: Target) -> None:
-        self.mod, self.target = mod, target
-        self.plain = set(places_of_results(mod))
-        self.names = {str(var.name_hint) for var in mod.get_global_vars()}
-        self.known: dict[Any, Any] = {}  # (both kernels, their operands' places) -> one for both
+        super().__init__(mod)
+        self.target = target
 
-    def module(self) -> tvm.IRModule:
-        """The module with such calls, and what they call."""
-        out = self.mod.clone()
-        for var, func in functions_in(self.mod):
-            new = rebuilt(func, self._block)
-            if not new.same_as(func):
-                out.update_func(var, new)
-        for var, kernel in filter(None, self.known.values()):
-            out.update_func(var, kernel)
-        return out
+    def partners(
+        self, call: relax.Call, at: int, bindings: Sequence[Any], place: dict[Any, int]
+    ) -> Iterable[int]:
+        """Those that make what the call reads."""
+        read = dict.fromkeys(variables_of(call.args[1]))
+        return [place[v] for v in read if v in place and bytes_of(v.ty) >= SMALL]
 
-    def _block(self, block: Block) -> list[relax.Binding] | None:
-        if not isinstance(block, relax.DataflowBlock):
-            return None
-        bindings = list(block.bindings)
-        place = {binding.var: i for i, binding in enumerate(bindings)}
-        joined: dict[int, tuple[Any, relax.Call]] = {}  # of a maker: its sum and the call
-        for binding in bindings:
-            call = self._kernel(binding.value)
-            if call is None or not isinstance(binding.var, relax.DataflowVar | relax.Var):
-                continue
-            for made in dict.fromkeys(variables_of(call.args[1])):
-                at = place.get(made)
-                if at is None or at in joined or bytes_of(made.ty) < SMALL:
-                    continue
-                both = self._both(bindings[at], binding, place, at)
-                if both is not None:
-                    joined[at] = binding.var, both
-                    break
-        return _written(block, bindings, joined) if joined else None
+    def may_be(self, first: tirx.PrimFunc, second: tirx.PrimFunc) -> bool:
+        """None is scheduled, the second alone has a sum, and the first is more than another shape
+        of its operand, which is a view and no kernel."""
+        if any(func.attrs and SCHEDULED in func.attrs for func in (first, second)):
+            return False
+        is_view = relax.analysis.has_reshape_pattern(first)
+        return not has_sum(first) and has_sum(second) and not is_view
 
-    def _kernel(self, value: Any) -> Any:
-        """A call of a kernel with one result; None for another value."""
-        if op_name(value) != "relax.call_tir" or value.args[0] not in self.plain:
-            return None
-        known = isinstance(value.ty, relax.TensorType) and len(value.args) == 2
-        return value if known and isinstance(value.args[1], relax.Tuple) else None
-
-    def _both(self, maker: Any, summer: Any, place: dict[Any, int], at: int) -> Any:
-        """The call that computes both, where the maker stands; None where there is none."""
-        first, second = self._kernel(maker.value), self._kernel(summer.value)
-        if first is None:
-            return None
-        given = list(first.args[1].fields)
-        others = [arg for arg in second.args[1].fields if not arg.same_as(maker.var)]
-        if not all(isinstance(arg, relax.Var) for arg in (*given, *others)):
-            return None
-        if any(place.get(arg, -1) >= at for arg in others):
-            return None
-        args = list(dict.fromkeys([*given, *others]))
-        places = {arg: i for i, arg in enumerate(args)}
-        order = (
-            tuple(places[arg] for arg in given),
-            tuple(places.get(arg, -1) for arg in second.args[1].fields),
-        )
-        key = first.args[0], second.args[0], order
-        if key not in self.known:
-            self.known[key] = self._made(first, second, args, order)
-        if self.known[key] is None:
-            return None
-        whole = relax.TupleType([first.ty, second.ty])
-        call = relax.Call(first.op, [self.known[key][0], relax.Tuple(args)], first.attrs, [whole])
-        return with_type(call, whole)
-
-    def _made(
-        self, first: relax.Call, second: relax.Call, args: list[Any], order: tuple[Any, Any]
-    ) -> tuple[Any, Any] | None:
-        """One kernel for two, and its name; None where `MadeSum` has no schedule for it."""
-        kernels = {call.args[0]: self.mod[call.args[0]] for call in (first, second)}
-        if not _may_be(*kernels.values()):
-            return None
-        params = [relax.Var(f"operand_{i}", arg.ty) for i, arg in enumerate(args)]
-        writer = Writer(relax.DataflowBlock([]))
-        fields = relax.Tuple([params[i] for i in order[0]])
-        made = writer.emit("made", _call(first, fields))
-        fields = relax.Tuple([made if i < 0 else params[i] for i in order[1]])
-        total = writer.emit("total", _call(second, fields))
-        result = writer.output("both", relax.Tuple([made, total]))
-        block = relax.DataflowBlock(writer.bindings)
-        name = self._name(str(first.args[0].name_hint))
-        var = tvm.ir.GlobalVar(name)
-        func = function_of(params, block, result, {PRIMITIVE: 1})
-        caller = _caller(with_type(var, func.ty), params, result.ty)
-        small = tvm.IRModule({**kernels, var: func, tvm.ir.GlobalVar("caller"): caller})
-        fused = relax.transform.FuseTIR()(small)
-        found = next(v for v in fused.get_global_vars() if isinstance(fused[v], tirx.PrimFunc))
-        kernel = fused[found]
-        if MadeSum().apply(kernel, self.target, False) is None:
-            return None
-        self.names.add(name)
-        return with_type(tvm.ir.GlobalVar(name), kernel.ty), kernel
-
-    def _name(self, maker: str) -> str:
-        name = f"{maker}_and_sum"
-        while name in self.names:
-            name += "_"
-        return name
-
-
-def _call(call: relax.Call, fields: relax.Tuple) -> relax.Call:
-    return relax.Call(call.op, [call.args[0], fields], call.attrs, call.ty_args)
-
-
-def _caller(var: Any, params: list[Any], ty: Any) -> relax.Function:
-    own = [relax.Var(param.name, param.ty) for param in params]
-    writer = Writer(relax.DataflowBlock([]))
-    result = writer.output("results", with_type(relax.Call(var, own), ty))
-    block = relax.DataflowBlock(writer.bindings)
-    return function_of(own, block, result, {SYMBOL: "caller"})
-
-
-def _may_be(maker: Any, summer: Any) -> bool:
-    """Whether two kernels may be one: none is scheduled, the second alone has a sum, and the first
-    is more than another shape of its operand, which is a view and no kernel."""
-    if any(func.attrs and SCHEDULED in func.attrs for func in (maker, summer)):
-        return False
-    return not _sums(maker) and _sums(summer) and not relax.analysis.has_reshape_pattern(maker)
-
-
-def _sums(func: Any) -> bool:
-    """Whether some block of a kernel adds up."""
-    found: list[Any] = []
-    structural_walk(func.body, (SBlock, lambda block: found.append(block.init is not None)))
-    return any(found)
-
-
-def _written(
-    block: relax.DataflowBlock, bindings: list[Any], joined: dict[int, tuple[Any, relax.Call]]
-) -> list[relax.Binding]:
-    writer = Writer(block)
-    gone = {var for var, _ in joined.values()}
-    for i, binding in enumerate(bindings):
-        if i in joined:
-            total, call = joined[i]
-            both = writer.emit(f"{binding.var.name}_and_sum", call, binding.span)
-            writer.bind(binding.var, relax.TupleGetItem(both, 0))
-            writer.bind(total, relax.TupleGetItem(both, 1))
-        elif binding.var not in gone:
-            writer.bindings.append(binding)
-    return writer.bindings
+    def kernel(self, both: tirx.PrimFunc) -> tirx.PrimFunc | None:
+        """As it is, where there is a schedule for it."""
+        return None if MadeSum().apply(both, self.target, False) is None else both
