@@ -17,13 +17,15 @@ from tvm.target import Target
 
 from .. import keys
 from ..graph.rebuild import bound, rebuilt
-from ..problem import DTYPE_BYTES, ConvProblem
+from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ..registry import is_registered
 from ..transform.raise_product import raise_products
 
 # What is worth packing for: rows that share what is packed, and products in all.  With fewer rows
 # an operand is read about once in either form, but upstream converts a half type's for each term.
-_ROWS, _PRODUCTS = 8, 1 << 15
+# A weight's gradient is as large as the weight, and packs its few rows alone.
+_ROWS = {ConvKind.FPROP: 8, ConvKind.DGRAD: 8, ConvKind.WGRAD: 2}
+_PRODUCTS = 1 << 15
 _FEW = 128  # rows, with which the result is still smaller than the weight
 _OPEN = 32  # what an open number of rows, which is a batch's, is taken for
 
@@ -68,8 +70,9 @@ def refusal(problem: ConvProblem) -> str:
     if not (isinstance(problem.c, int) and isinstance(problem.k, int)):
         return "sizes other than the number of rows are symbolic"
     rows = problem.n if isinstance(problem.n, int) else _OPEN
-    if rows < _ROWS and DTYPE_BYTES[problem.data_dtype] > 2:
-        return f"{rows} rows, of which {_ROWS} are worth packing for"
+    least = _ROWS[problem.kind]
+    if rows < least and DTYPE_BYTES[problem.data_dtype] > 2:
+        return f"{rows} rows, of which {least} are worth packing for"
     if rows * problem.c * problem.k < _PRODUCTS:
         return (
             f"{rows * problem.c * problem.k} products, of which {_PRODUCTS} are worth packing for"

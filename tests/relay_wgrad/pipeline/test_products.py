@@ -82,6 +82,16 @@ def test_few_rows_by_a_large_weight(rows: int, dtype: str) -> None:
     assert error(mod, dtype, "b") <= ERROR[dtype]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_a_weights_gradient_of_few_rows(rows: int, dtype: str) -> None:
+    """yᵀ x: what is large is written once, and what is packed are the few rows.  Upstream's loops
+    take ten times as long.  An outer product is upstream's."""
+    mod = module(((rows, 130), (rows, 270)), dtype, "a")
+    assert len(kernels(mod)) == (rows > 1)
+    assert error(mod, dtype, "a") <= ERROR[dtype]
+
+
 @pytest.mark.share(5)
 @pytest.mark.parametrize("dtype", ERROR)
 @pytest.mark.parametrize("shapes", [
