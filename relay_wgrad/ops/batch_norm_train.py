@@ -146,8 +146,7 @@ def composite(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     z = t.affine(t.times(centred, t.lift(rstd)), given["gamma"], given["beta"])
     if "residual" in given:
         z = t.plus(z, t.wide(given["residual"]))
-    y = t.whole(t.activated(z))
-    results = [t.emit(R.astype(y, dtype_of(given["x"]))), mean, rstd]
+    results = [t.like_x(t.activated(z)), mean, rstd]
     if "running_mean" in given:
         kept, share = t.number(1 - attrs.momentum), t.number(attrs.momentum)
         results.append(t.plus(t.times(given["running_mean"], kept), t.times(mean, share)))

@@ -145,15 +145,15 @@ class _Values:
 def composite(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """FLegalize: the operators that it is made of."""
     v = _Values(bb, call)
-    t, dtype, count = v.t, dtype_of(call.args[1]), v.t.count()
+    t, count = v.t, v.t.count()
     sums = t.sum(v.g), t.sum(t.times(v.g, v.xhat))
     means = (t.over(t.in_groups(one, v.gamma), count) for one in sums)
     inner = v.projected(v.weighed(v.g), *means)
-    dx = t.emit(R.astype(t.whole(t.times(inner, t.lift(v.scale))), dtype))
+    dx = t.like_x(t.times(inner, t.lift(v.scale)))
     dbeta, dgamma = map(t.parameter, sums)
     results = [dx, dgamma, dbeta]
     if len(call.args) == 7:
-        results.append(t.emit(R.astype(t.whole(v.g), dtype)))
+        results.append(t.like_x(v.g))
     return relax.Tuple(results)
 
 

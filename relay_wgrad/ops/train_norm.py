@@ -309,7 +309,8 @@ class Terms:
 
     def __init__(self, bb: Any, x: Expr, attrs: NormAttrs) -> None:
         self.bb, self.attrs = bb, attrs
-        self.dtype = wide_of(dtype_of(x))
+        self.given = dtype_of(x)
+        self.dtype = wide_of(self.given)
         op = "group_norm_train" if attrs.groups else "batch_norm_train"
         if not isinstance(x.ty.shape, relax.ShapeExpr):
             raise ValueError(f"{op}: nothing computes it for a shape unknown: {x.ty}")
@@ -340,6 +341,12 @@ class Terms:
     def whole(self, value: Expr) -> Expr:
         """A tensor in x's shape."""
         return self.emit(R.reshape(value, self.outer)) if self.split else value
+
+    def like_x(self, value: Expr) -> Expr:
+        """A tensor in x's shape and dtype; itself where it is: a cast to its own dtype would be a
+        copy, where nothing else is computed with it."""
+        value = self.whole(value)
+        return value if dtype_of(value) == self.given else self.emit(R.astype(value, self.given))
 
     def number(self, value: float) -> Expr:
         return relax.const(value, self.dtype)

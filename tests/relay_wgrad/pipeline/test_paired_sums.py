@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from tvm.target import Target
 
 from relay_wgrad.ir import op_name
+from relay_wgrad.ops.batch_norm_train_backward import batch_norm_train_backward
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from tests.support.compiled import virtual_machine
@@ -179,3 +180,20 @@ def test_three_are_a_pair_and_one() -> None:
         assert np.linalg.norm(each - terms.sum((0, 1, 2))) <= 1e-6 * np.linalg.norm(
             np.abs(terms).sum((0, 1, 2))
         )
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_normalizations_gradient(residual: bool) -> None:
+    """Its two sums and its data gradient; what comes through a residual is made once, and copied
+    by no cast to its own dtype."""
+    vector = ((64,), "float32")
+    given = {**operands(SHAPE), **dict.fromkeys(("gamma", "beta", "mean", "rstd"), vector)}
+    given |= {"y": (SHAPE, "float32")} if residual else {}
+
+    def body(emit: Any, *args: Any) -> list[Any]:
+        made = emit(batch_norm_train_backward(*args, axis=3, activation="relu"))
+        return [emit(relax.TupleGetItem(made, i)) for i in range(3 + residual)]
+
+    found = calls(given, body)
+    assert len([name for name in found if name.endswith("_and_sum")]) == 1
+    assert len(found) == 2 + residual
