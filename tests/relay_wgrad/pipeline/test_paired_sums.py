@@ -125,6 +125,11 @@ def _in_another_order(emit: Any, g: Any, x: Any) -> list[Any]:
     return [emit(op.sum(g, [0, 2, 3])), emit(op.sum(emit(op.multiply(g, x)), [0, 1, 3]))]
 
 
+def _of_a_part(emit: Any, g: Any, x: Any) -> list[Any]:
+    part = emit(op.strided_slice(g, [0], [0], [2]))
+    return [emit(op.sum(g, [0, 1, 2])), emit(op.sum(part, [0, 1, 2]))]
+
+
 def _of_nothing_shared(emit: Any, g: Any, x: Any) -> list[Any]:
     return [emit(op.sum(g, [0, 1, 2])), emit(op.sum(x, [0, 1, 2]))]
 
@@ -134,7 +139,8 @@ def _maxima(emit: Any, g: Any, x: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "body", [_of_the_other, _over_others, _in_another_order, _of_nothing_shared, _maxima]
+    "body",
+    [_of_the_other, _over_others, _in_another_order, _of_a_part, _of_nothing_shared, _maxima],
 )
 def test_others_stay_apart(body: Any) -> None:
     assert not [name for name in calls(operands(SHAPE), body) if name.endswith("_and_sum")]
