@@ -195,6 +195,17 @@ def _stored_layout(call: relax.Call, op: str, name: str, canonical: str) -> str:
     return value
 
 
+def _stored_dtype(op: str, value: Any) -> str | None:
+    """Upstream's constructors keep "" and "void" as a dtype, of which its relations make tensors
+    of no type, that pass for others until memory is written: refused, where `dtype_name` takes the
+    same words of our own constructors' for none given."""
+    if value is not None and str(value) in ("", "void"):
+        raise TypeError(
+            f"{op}: out_dtype must name a dtype, got 'void'; without one it is the operands'"
+        )
+    return dtype_name(op, value)
+
+
 def read_conv(call: relax.Call, rank: int) -> ConvAttrs:
     """Attributes of upstream's convolution: its output is what gradients come in for."""
     return _read_upstream(call, f"conv{rank}d", rank)
@@ -226,5 +237,5 @@ def _read_upstream(call: relax.Call, op: str, rank: int) -> ConvAttrs:
         data_layout=_stored_layout(call, op, "data_layout", activation),
         kernel_layout=_stored_layout(call, op, "kernel_layout", kernel),
         grad_layout=_stored_layout(call, op, "out_layout", activation),
-        out_dtype=dtype_name(op, _stored(call, op, "out_dtype")),
+        out_dtype=_stored_dtype(op, _stored(call, op, "out_dtype")),
     )

@@ -6,7 +6,7 @@ to the run (`conditions`).  Every message names the op, the rule and the values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import relax, tirx
@@ -16,6 +16,7 @@ from .attrs import ConvAttrs
 from .conditions import Conditions, RunSize, tvm_size
 from .layouts import is_permutation, to_layout
 from .problem import DTYPE_BYTES
+from .ranks import OWN
 from .rules import Rules, Size, Truth
 
 MAY_BE_NONE = "NCOI"  # letters of sizes that may be 0 at the run
@@ -37,8 +38,10 @@ class Checks(Rules):
     run : what is left to the run, if that is asked: then sizes are `RunSize`.
     """
 
-    def __init__(self, op: str, run: Conditions | None = None) -> None:
-        super().__init__(op)
+    def __init__(
+        self, op: str, run: Conditions | None = None, names: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(op, names)
         self.analyzer = Analyzer()
         self.run = run
 
@@ -102,8 +105,14 @@ class Checks(Rules):
 class Relation(Checks):
     """Checks of one call of the family; collects what the result type is made of."""
 
-    def __init__(self, op: str, attrs: ConvAttrs, run: Conditions | None = None) -> None:
-        super().__init__(op, run)
+    def __init__(
+        self,
+        op: str,
+        attrs: ConvAttrs,
+        run: Conditions | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(op, run, names)
         self.attrs = attrs
 
     # ---- attributes --------------------------------------------------------------------------
@@ -119,11 +128,11 @@ class Relation(Checks):
         if a.output_padding and any(
             o >= s for o, s in zip(a.output_padding, a.strides, strict=True)
         ):
+            limitless = f"conv{a.rank}d_backward_data takes the result's size itself"
             raise self.error(
                 "output_padding must be smaller than strides, got"
                 f" output_padding={list(a.output_padding)}, strides={list(a.strides)}"
-                f" (conv{a.rank}d_backward_data takes the result's size itself and has no such"
-                " limit)"
+                + (f" ({limitless} and has no such limit)" if a.rank in OWN else "")
             )
         for name, value, canonical in (
             ("data_layout", a.data_layout, a.activation),
@@ -131,13 +140,14 @@ class Relation(Checks):
             ("kernel_layout", a.kernel_layout, a.kernel),
         ):
             if not is_permutation(value, canonical):
-                raise self.error(f"{name} must be a permutation of {canonical}, got {value!r}")
+                word = self.word(name)
+                raise self.error(f"{word} must be a permutation of {canonical}, got {value!r}")
 
     # ---- operands ----------------------------------------------------------------------------
 
     def tensor(self, name: str, arg: Any, layout: str, canonical: str) -> tuple[Size, ...] | None:
         """The operand's canonical shape, or None where it is unknown."""
-        ty = arg.ty
+        name, ty = self.word(name), arg.ty
         if not isinstance(ty, relax.TensorType):
             raise TypeError(f"{self.op}: {name} must be a tensor, got {ty}")
         if ty.ndim not in (-1, len(canonical)):

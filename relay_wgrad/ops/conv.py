@@ -7,8 +7,8 @@ Upstream's type inference accepts dilation 0, negative padding and outputs of ne
 gradient fails or has the wrong shape with dilation, other layouts than NCHW/OIHW, and symbolic
 sizes.  Here its relation is asked only after the rules of the family hold.
 
-`relax.nn.conv3d` is the same with a depth.  Of `relax.nn.conv1d`, which has no gradient upstream,
-kernels and type relation stay upstream's.
+`relax.nn.conv3d` is the same with a depth, `relax.nn.conv1d` with one axis: it has no gradient
+upstream, and its kernels stay upstream's.
 """
 
 from __future__ import annotations
@@ -169,10 +169,8 @@ def define(
 ) -> opdef.OpDef:
     """The record of upstream's convolution, or transposed convolution, `op`."""
     name, gradient = f"relax.nn.{op}", gradient_rule(op, kind, read)
-    rules: dict[str, Any] = {opdef.GRADIENT: lambda upstream: gradient}
     legalizer, sizes = half_reductions.LEGALIZER, size_rules.rule(name)
-    if rank_of(op) > 1:  # of lines type and kernels are upstream's
-        rules[opdef.INFER_TYPE] = _before_upstreams(op, read, check)
+    if rank_of(op) > 1:  # of lines kernels are upstream's
         legalizer, sizes = opdef.FAMILY_LEGALIZER, _run_sizes(op, read, check)
     return opdef.OpDef(
         name=name,
@@ -181,12 +179,16 @@ def define(
         read_attrs=read,
         legalizer=legalizer,
         sizes=sizes,
-        rules=rules,
+        rules={
+            opdef.GRADIENT: lambda upstream: gradient,
+            opdef.INFER_TYPE: _before_upstreams(op, read, check),
+        },
         missing=dict.fromkeys(_UPSTREAMS, "upstream's"),
     )
 
 
-def _check(rel: Relation, args: Sequence[relax.Expr]) -> None:
+def check_operands(rel: Relation, args: Sequence[relax.Expr]) -> None:
+    """A convolution's rules of (data, weight)."""
     a = rel.attrs
     data = rel.tensor("data", args[0], a.data_layout, a.activation)
     weight = rel.tensor("weight", args[1], a.kernel_layout, a.kernel)
@@ -196,7 +198,7 @@ def _check(rel: Relation, args: Sequence[relax.Expr]) -> None:
 _UPSTREAMS = (opdef.PURITY, opdef.MIXED_POLICY, opdef.MIXED_INFER, opdef.INFER_LAYOUT)
 DEFS = {
     rank: define(
-        f"conv{rank}d", ConvKind.FPROP, partial(read_conv, rank=rank), _check,
+        f"conv{rank}d", ConvKind.FPROP, partial(read_conv, rank=rank), check_operands,
         f"{rank}-D convolution (fprop); upstream's op",
     ) for rank in RANKS
 }  # fmt: skip

@@ -92,7 +92,7 @@ def _backward_weight(rank: int) -> BackwardWeight:
     return for_rank(construct, op, rank)
 
 
-def _typed(rel: Relation, args: Sequence[relax.Expr]) -> relax.TensorType:
+def typed(rel: Relation, args: Sequence[relax.Expr]) -> relax.TensorType:
     """(grad, data) -> (K, C/groups, R, S)."""
     a = rel.attrs
     grad = rel.tensor("grad", args[0], a.grad_layout, a.activation)
@@ -113,7 +113,7 @@ def _define(rank: int) -> opdef.OpDef:
             ("grad", "Tensor", "The gradient of the convolution's output."),
             ("data", "Tensor", "The convolution's input."),
         ),
-        constructor=CONSTRUCTORS[rank], typed=_typed, made=wgrad_call,
+        constructor=CONSTRUCTORS[rank], typed=typed, made=wgrad_call,
     )  # fmt: skip
 
 

@@ -6,13 +6,13 @@ are its own: I counts its input channels (the forward convolution's K), O its ou
 group.  Hence its gradient by its data is an fprop, and by its weight a wgrad with data and gradient
 swapped.  Also known as deconvolution, fractionally strided convolution, `ConvTranspose`.
 
-`relax.nn.conv3d_transpose` is the same with a depth; of `relax.nn.conv1d_transpose` only the
-gradient is ours.
+`relax.nn.conv3d_transpose` is the same with a depth, `relax.nn.conv1d_transpose` with one axis,
+whose kernels are upstream's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,12 +20,13 @@ from typing import Any
 from tvm import relax
 
 from ..attrs import ConvAttrs, dtype_name, ends, layout, per_dimension, read_conv_transpose
-from ..layouts import ACTIVATION, swap_io
+from ..layouts import ACTIVATION, is_permutation, swap_io
 from ..problem import ConvKind, transposed_size
 from ..ranks import RANKS
 from ..relation import Relation
 from .algebra import TRANSPOSED, WGRAD_NAME, fprop_call, get_op, operands, wgrad_call
-from .conv import define, positive_groups
+from .conv import check_operands, define, positive_groups
+from .conv_backward_weight import typed as typed_weight
 
 OP = "conv2d_transpose"
 KERNEL_TRANSPOSED = "IOHW"
@@ -94,10 +95,12 @@ def conv2d_transpose_backward_data(
     Shapes: grad (N, C_out, H', W'), weight (C_in, C_out/groups, R, S) with I counting C_in, as the
     transposed convolution has it; the result is (N, C_in, H, W) in `data_layout`.
     """
-    operands(OP, grad=grad, weight=weight)
+    op = f"{OP}_backward_data"
+    operands(op, grad=grad, weight=weight)
     a = _forward_attrs(
-        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
+        op, strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
     )
+    _check_here(op, a, check_operands, (grad, weight))
     return fprop_call(grad, weight, a)
 
 
@@ -119,30 +122,60 @@ def conv2d_transpose_backward_weight(
     Shapes: grad (N, C_out, H', W'), data (N, C_in, H, W); the result is
     (C_in, C_out/groups, R, S) in `kernel_layout`, I counting C_in.
     """
+    op = f"{OP}_backward_weight"
     get_op(WGRAD_NAME)
-    operands(OP, grad=grad, data=data)
+    operands(op, grad=grad, data=data)
     a = _forward_attrs(
-        strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
+        op, strides, padding, dilation, groups, grad_layout, data_layout, kernel_layout, out_dtype
     )
-    sizes = per_dimension(OP, "kernel_size", kernel_size, 2)
-    return wgrad_call(data, grad, replace(a, kernel_size=sizes))
+    a = replace(a, kernel_size=per_dimension(op, "kernel_size", kernel_size, 2))
+    _check_here(op, a, typed_weight, (data, grad))
+    return wgrad_call(data, grad, a)
 
 
 def _forward_attrs(
-    strides: Any, padding: Any, dilation: Any, groups: Any,
+    op: str, strides: Any, padding: Any, dilation: Any, groups: Any,
     grad_layout: Any, data_layout: Any, kernel_layout: Any, out_dtype: Any,
 ) -> ConvAttrs:  # fmt: skip
     """A transposed convolution's attributes in the forward convolution's terms."""
+    kernel = layout(op, "kernel_layout", kernel_layout)
+    if not is_permutation(kernel, KERNEL_TRANSPOSED):  # told before I and O change places
+        raise ValueError(
+            f"{op}: kernel_layout must be a permutation of {KERNEL_TRANSPOSED}, got {kernel!r}"
+        )
     return ConvAttrs(
-        strides=per_dimension(OP, "strides", strides, 2),
-        padding=ends(OP, padding, 2),
-        dilation=per_dimension(OP, "dilation", dilation, 2),
-        groups=positive_groups(OP, groups),
-        data_layout=layout(OP, "grad_layout", grad_layout),
-        kernel_layout=swap_io(layout(OP, "kernel_layout", kernel_layout)),
-        grad_layout=layout(OP, "data_layout", data_layout),
-        out_dtype=dtype_name(OP, out_dtype),
+        strides=per_dimension(op, "strides", strides, 2),
+        padding=ends(op, padding, 2),
+        dilation=per_dimension(op, "dilation", dilation, 2),
+        groups=positive_groups(op, groups),
+        data_layout=layout(op, "grad_layout", grad_layout),
+        kernel_layout=swap_io(kernel),
+        grad_layout=layout(op, "data_layout", data_layout),
+        out_dtype=dtype_name(op, out_dtype),
     )
+
+
+_OWN_WORDS = {
+    "data": "grad", "grad": "data", "data_layout": "grad_layout", "grad_layout": "data_layout",
+}  # fmt: skip
+"""The forward convolution's words -> a transposed one's: its gradient is the forward data."""
+
+
+def _check_here(
+    op: str,
+    a: ConvAttrs,
+    check: Callable[[Relation, Sequence[relax.Expr]], object],
+    args: tuple[relax.Expr, ...],
+) -> None:
+    """The rules of the call that is made, under this function's name and in its words: the call's
+    own relation has those of the forward convolution.  An operand that has no type yet is left
+    to that."""
+    if all(isinstance(arg.ty, relax.TensorType) for arg in args):
+        rel = Relation(op, a, names=_OWN_WORDS)
+        rel.check_attrs()
+        check(rel, args)
+        rel.result_dtype(args)
+        rel.result_vdevice(args)
 
 
 def _check(rel: Relation, args: Sequence[relax.Expr]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,33 @@ def test_other_layouts() -> None:
     for mine, param in zip(gradients, params, strict=True):
         want = param.grad.numpy()
         assert np.linalg.norm(mine.numpy() - want) <= 1e-12 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "rule"),
+    [
+        ({"strides": 0}, "strides must be at least 1, got strides=[0]"),
+        ({"dilation": 0}, "dilation must be at least 1, got dilation=[0]"),
+        ({"padding": (-1, 1)}, "padding must be at least 0, got padding=[-1, 1]"),
+        ({"data_layout": "NWX"}, "data_layout must be a permutation of NCW, blocked or not"),
+        ({"out_dtype": "int8"}, "out_dtype must be one of float16, bfloat16, float32, float64"),
+        ({"out_dtype": "void"}, "out_dtype must name a dtype, got 'void'"),
+        ({"groups": 3}, "groups must divide "),
+    ],
+)
+@pytest.mark.parametrize("op", ["conv1d", "conv1d_transpose"])
+def test_refused_as_an_image_is(op: str, attrs: dict[str, Any], rule: str) -> None:
+    """What upstream's relation takes: a dilation of 0 reads one pixel for every tap."""
+    x = relax.Var("x", relax.TensorType((1, 4, 8), "float32"))
+    w = relax.Var("w", relax.TensorType((4, 4, 3), "float32"))
+    call = getattr(relax.op.nn, op)(x, w, **attrs)
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"{op}: {rule}")):
+        relax.BlockBuilder().normalize(call)
+
+
+@pytest.mark.parametrize("op", ["conv1d", "conv1d_transpose"])
+def test_integers_and_blocks_stay_upstreams(op: str) -> None:
+    x = relax.Var("x", relax.TensorType((1, 4, 8), "int8"))
+    w = relax.Var("w", relax.TensorType((4, 4, 3), "int8"))
+    call = getattr(relax.op.nn, op)(x, w, out_dtype="int32")
+    assert relax.BlockBuilder().normalize(call).ty.dtype == "int32"

@@ -13,7 +13,7 @@ import tvm
 from tvm import relax, tirx
 
 import relay_wgrad
-from tests.support.malformed import NEW, OPS, SHAPES, built, constructed, operands, parsed
+from tests.support.malformed import NEW, OPS, SHAPES, built, constructed, operands, parsed, tensor
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -316,3 +316,51 @@ def test_operand_is_no_expression(operand: Any) -> None:
             TypeError, match=r"must be a Relax expression .*, got (NoneType|int|str)"
         ):
             call()
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("suffix", ["", "_transpose"])
+@pytest.mark.parametrize("dtype", ["", "void"])
+def test_result_of_no_dtype(rank: int, suffix: str, dtype: str) -> None:
+    """Upstream's own constructors keep both words, for a tensor of no type; ours mean the
+    operands' by them."""
+    x, w = (tensor("data", (4, 4, *[n] * rank)) for n in (8, 3))
+    op = f"conv{rank}d{suffix}"
+    with pytest.raises(TypeError, match=f"{op}: out_dtype must name a dtype, got 'void'"):
+        built([x, w], lambda x, w: getattr(relax.op.nn, op)(x, w, out_dtype=dtype))
+    if rank == 2:
+        made = built([x, w], lambda x, w: getattr(relay_wgrad, op)(x, w, out_dtype=dtype))
+        assert made.dtype == "float32"
+
+
+# In its own words: its grad is the forward convolution's data, and its data that one's grad.
+OF_TRANSPOSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("data", {"weight": (6, 4, 3, 3)}, {"grad": (2, 3, 8, 8)}, "grad's C must be weight's"),
+    ("data", {}, {"strides": 0}, "strides must be at least 1"),
+    ("data", {}, {"strides": "2"}, "strides must be an integer, got '2'"),
+    ("data", {}, {"kernel_layout": "OHW"}, "kernel_layout must be a permutation of IOHW"),
+    ("data", {}, {"grad_layout": "NCH"}, "grad_layout must be a permutation of NCHW, got 'NCH'"),
+    ("data", {}, {"data_layout": "NCH"}, "data_layout must be a permutation of NCHW, got 'NCH'"),
+    ("data", {}, {"out_dtype": "int8"}, "out_dtype must be one of"),
+    ("data", {"grad": (2, 4, 8)}, {}, "grad with layout NCHW must have 4 dimensions, got 3"),
+    ("weight", {"grad": (3, 4, 8, 8)}, {}, "data and grad must have the same batch N, got"),
+    ("weight", {"data": (2, 6, 5, 6)}, {}, "data's P must be what the convolution makes of H=8"),
+    ("weight", {}, {"kernel_size": 0}, "kernel_size must be at least 1"),
+    ("weight", {}, {"groups": 4}, "groups must divide K, got K=6, groups=4"),
+    ("weight", {}, {"padding": -1}, "padding must be at least 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("role", "shapes", "attrs", "rule"), OF_TRANSPOSED)
+def test_a_transposed_ones_gradient_by_its_name(
+    role: str, shapes: dict[str, Any], attrs: dict[str, Any], rule: str
+) -> None:
+    shapes = {"grad": (2, 4, 8, 8), "data": (2, 6, 6, 6), "weight": (6, 4, 3, 3), **shapes}
+    shapes |= {key: attrs[key] for key in attrs if key in shapes}
+    attrs = {key: attrs[key] for key in attrs if key not in shapes}
+    op, other = f"conv2d_transpose_backward_{role}", "weight" if role == "data" else "data"
+    args = [tensor(name, shapes[name]) for name in ("grad", other)]
+    if role == "weight":
+        attrs = {"kernel_size": 3, **attrs}
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"{op}: {rule}")):
+        getattr(relay_wgrad, op)(*args, **attrs)
