@@ -23,6 +23,14 @@ def checked_bool(what: str, value: Any) -> bool:
     return bool(value)
 
 
+def checked_if_given(op: str, name: str, value: Any) -> bool | None:
+    """True, False, or None for what is decided elsewhere.  Raises TypeError for anything else."""
+    if value is None or value is True or value is False:  # the way of all but a few calls
+        return value
+    check_type(f"{op}: {name}", value, np.bool_, "True, False or None")
+    return bool(value)
+
+
 def checked_integer(what: str, value: Any, least: int) -> int:
     """An integer, NumPy's too.  Raises TypeError for another type, ValueError for less."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 from tvm.target import Target
 
+from relay_wgrad.argument_types import checked_if_given
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
 from ..backends.base import Inputs, no_inputs
@@ -174,8 +175,10 @@ def build(
 
     Raises
     ------
+    TypeError : for `direct` that is neither True, False nor None.
     ValueError : for a target of another kind, and for regions that no code can be generated for.
     """
+    direct = checked_if_given("build", "direct", direct)
     chosen = _target(target)
     for backend in BACKENDS.values():
         register(backend)

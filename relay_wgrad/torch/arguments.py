@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..argument_types import checked_if_given
 from ..problem import ConvKind, transposed_size
 from ..ranks import OWN, RANKS
 from ..rules import out_size
-from .kernels import DTYPES, Geometry
+from .kernels import DTYPES, Geometry, Options
 
 Ints = int | Sequence[int]
 
@@ -148,6 +149,15 @@ def geometry(
         raise ValueError(f"{op}: groups must be at least 1, got {groups}")
     strides = ints(op, "stride", stride, (rank,), 1, rank)
     return strides, pads, ints(op, "dilation", dilation, (rank,), 1, rank), groups
+
+
+def options(op: str, benchmark: Any, deterministic: Any, allow_tf32: Any) -> Options:
+    """CUDA's options of a call; on a CPU too, where nothing reads them."""
+    return (
+        checked_if_given(op, "benchmark", benchmark),
+        checked_if_given(op, "deterministic", deterministic),
+        checked_if_given(op, "allow_tf32", allow_tf32),
+    )
 
 
 class Facts(NamedTuple):

@@ -117,7 +117,7 @@ def _convolution(rank: int) -> Convolution:
             check.convolution(op, ("input", "weight", "output"), input.shape, weight.shape, None, g)
             check.bias(op, rank, input, bias, weight.shape[0])
             found = check.keep(key, (), g)
-        options = (benchmark, deterministic, allow_tf32)
+        options = check.options(op, benchmark, deterministic, allow_tf32)
         return fprop(input, weight, bias, *found, options, key is not None)
 
     return for_rank(function, op, rank)
@@ -153,7 +153,7 @@ def _backward_input(rank: int) -> BackwardInput:
             names = ("input_size", "weight", "grad_output")
             check.convolution(op, names, size, weight.shape, grad_output.shape, g)
             found = check.keep(key, size[2:], g)
-        options = (benchmark, deterministic, allow_tf32)
+        options = check.options(op, benchmark, deterministic, allow_tf32)
         return dgrad(grad_output, weight, None, *found, options, key is not None)
 
     return for_rank(function, op, rank)
@@ -190,7 +190,7 @@ def _backward_weight(rank: int) -> BackwardWeight:
             names = ("input", "weight_size", "grad_output")
             check.convolution(op, names, input.shape, size, grad_output.shape, g)
             found = check.keep(key, size[2:], g)
-        options = (benchmark, deterministic, allow_tf32)
+        options = check.options(op, benchmark, deterministic, allow_tf32)
         return wgrad(grad_output, input, None, *found, options, key is not None)
 
     return for_rank(function, op, rank)

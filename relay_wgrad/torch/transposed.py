@@ -81,9 +81,10 @@ def convolution_transpose(
     (N, K, H', W'), with H' = (H-1)*stride - top - bottom + dilation*(R-1) + 1 + output_padding.
     `torch.nn.functional.conv_transpose2d` has groups before dilation.
     """
-    options = (benchmark, deterministic, allow_tf32)
+    op = "convolution_transpose"
+    options = check.options(op, benchmark, deterministic, allow_tf32)
     return _transposed(
-        "convolution_transpose", 2, input, weight, bias, stride, padding, output_padding, dilation,
+        op, 2, input, weight, bias, stride, padding, output_padding, dilation,
         groups, options,
     )  # fmt: skip
 
@@ -113,7 +114,7 @@ def _in_pytorchs_order(rank: int) -> Transposed:
         The order of arguments is that of `torch.nn.functional.{name}`.  Its gradient by the input
         is `{forward}`, by the weight `{forward}_backward_weight` with input and gradient swapped.
         """
-        options = (benchmark, deterministic, allow_tf32)
+        options = check.options(op, benchmark, deterministic, allow_tf32)
         return _transposed(
             op, rank, input, weight, bias, stride, padding, output_padding, dilation, groups,
             options,
@@ -162,7 +163,7 @@ def convolution_transpose_backward_input(
                 raise ValueError(f"{op}: no input gives {tuple(grad_output.shape)} with {extra=}")
             grad_output, g = _cropped(grad_output, pixels, weight.shape, g)
         found = check.keep(key, (), g)
-    options = (benchmark, deterministic, allow_tf32)
+    options = check.options(op, benchmark, deterministic, allow_tf32)
     return fprop(grad_output, weight, None, *found, options, key is not None)
 
 
@@ -215,7 +216,7 @@ def convolution_transpose_backward_weight(
             grad_output, g = _cropped(grad_output, input.shape[2:], size, g)
         found = check.keep(key, size[2:], g)
     # A wgrad with data and gradient swapped.
-    options = (benchmark, deterministic, allow_tf32)
+    options = check.options(op, benchmark, deterministic, allow_tf32)
     return wgrad(input, grad_output, None, *found, options, key is not None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import tvm
 from tvm import relax
 
+import byoc_cudnn
 import relay_wgrad.torch as torch_functions
 from relay_wgrad import threads
 from relay_wgrad.frontend import TrainingGraph, from_torch
@@ -106,6 +108,52 @@ def call(name: str, rest: Mapping[str, Any]) -> Any:
 def test_neither_true_nor_false(name: str, switch: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=switch):
         call(name, {**arguments(name), switch: value})
+
+
+UNDECIDED = [
+    (function, parameter.name)
+    for function in (
+        byoc_cudnn.build, *(getattr(torch_functions, name) for name in torch_functions.__all__)
+    )
+    if inspect.isfunction(function)
+    for parameter in inspect.signature(function).parameters.values()
+    if parameter.annotation == "bool | None"
+]  # fmt: skip
+"""Functions, and their switches that may also be None."""
+
+
+def of_convolution(function: Callable[..., Any]) -> dict[str, Any]:
+    """One pixel's tensors and sizes, under the names that the function has for them."""
+    rank = int(re.sub(r"\D", "", function.__name__) or 2)
+    ones = (1,) * (2 + rank)
+    names = inspect.signature(function).parameters
+    given = {"input": torch.ones(ones), "weight": torch.ones(ones), "grad_output": torch.ones(ones)}
+    return {
+        name: value
+        for name, value in {**given, "input_size": ones, "weight_size": ones}.items()
+        if name in names
+    }
+
+
+@pytest.mark.parametrize("value", ["False", 2, 1.0, np.ones(2, bool)], ids=repr)
+@pytest.mark.parametrize(
+    ("function", "switch"), UNDECIDED, ids=[f"{f.__name__}-{s}" for f, s in UNDECIDED]
+)
+def test_neither_true_nor_false_nor_none(
+    function: Callable[..., Any], switch: str, value: Any
+) -> None:
+    given = {"mod": module()} if function is byoc_cudnn.build else of_convolution(function)
+    with pytest.raises(TypeError, match=f"{switch} must be True, False or None"):
+        function(**given, **{switch: value})
+
+
+@pytest.mark.parametrize(
+    "function", dict.fromkeys(f for f, _ in UNDECIDED if f is not byoc_cudnn.build)
+)
+def test_true_false_and_none(function: Callable[..., Any]) -> None:
+    for value in (True, False, None, np.True_):
+        switches = [switch for f, switch in UNDECIDED if f is function]
+        function(**of_convolution(function), **dict.fromkeys(switches, value))
 
 
 @pytest.mark.parametrize("value", ["no", 2, None], ids=repr)
