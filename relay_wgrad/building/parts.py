@@ -34,7 +34,10 @@ def part(name: str, arguments: Sequence[Any], make: Callable[..., None]) -> Iter
     """
     if name not in KNOWN:
         KNOWN[name] = _function(name, arguments, make)
-    with T.attr(0, PART, tirx.call_extern("void", name, *arguments)):
+    # A loop of one step, which its annotation keeps: TVM's plan of memory wants one around what
+    # reads a pointer, and drops loops of one step that have none.
+    mark = tirx.call_extern("void", name, *arguments)
+    with T.serial(1, annotations={PART: name}), T.attr(0, PART, mark):
         yield
 
 

@@ -77,6 +77,18 @@ def test_calls_give_what_statements_do(dtype: str, target: Target, tmp_path: Pat
         np.testing.assert_array_equal(result(loaded[symbols[name]], problem), want)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("taps", ["r=1 s=2", "r=2 s=1", "r=2 s=2"])
+def test_a_part_that_no_loop_is_around(taps: str, dtype: str) -> None:
+    """A weight of so few taps is one tile, whose loops TVM drops: what is left of the part stands
+    alone, with pointers in it that TVM's plan of memory finds in no statement."""
+    target = Target("llvm")
+    line = f"dgrad n=2 c=3 h=5 w=5 k=1 {taps} stride=3,1 {LAYOUT} dtype={dtype}"
+    problem = ConvProblem.parse(line)
+    function = prim_func(problem, target).with_attr(SYMBOL, "main")
+    result(tvm.compile(tvm.IRModule({"main": function}), target)["main"], problem)
+
+
 def test_parts_are_kept_and_shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Another kernel's are there already, with none of the first's."""
     monkeypatch.setattr(objects, "EACH", 0)  # what may share an object does
