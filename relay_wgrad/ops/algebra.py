@@ -158,18 +158,24 @@ def gradient_rule(op: str, kind: ConvKind, read: Callable[[Any], ConvAttrs]) -> 
     return rule
 
 
+def image_of_line(a: ConvAttrs) -> tuple[ConvAttrs, dict[str, int]]:
+    """The attributes of the same convolution of images with one row, and where each role's tensor
+    has that row's axis."""
+    (stride,), (before, after), (dilation,) = a.strides, a.padding, a.dilation
+    layouts = (a.data_layout, a.kernel_layout, a.grad_layout)
+    data, kernel, grad = (letters.replace("W", "HW") for letters in layouts)
+    image = replace(
+        a, strides=(1, stride), padding=(0, before, 0, after), dilation=(1, dilation),
+        data_layout=data, kernel_layout=kernel, grad_layout=grad, output_padding=None,
+    )  # fmt: skip
+    return image, {"data": data.index("H"), "weight": kernel.index("H"), "grad": grad.index("H")}
+
+
 def _of_lines(
     tensors: dict[str, relax.Expr], roles: tuple[str, str], a: ConvAttrs, op: str, ctx: Any
 ) -> list[relax.Expr]:
     """`partial` of lines, each an image with one row, between an axis that comes and one that
     goes."""
-    (stride,), (before, after), (dilation,) = a.strides, a.padding, a.dilation
-    layouts = (a.data_layout, a.kernel_layout, a.grad_layout)
-    data, kernel, grad = (letters.replace("W", "HW") for letters in layouts)
-    a = replace(
-        a, strides=(1, stride), padding=(0, before, 0, after), dilation=(1, dilation),
-        data_layout=data, kernel_layout=kernel, grad_layout=grad,
-    )  # fmt: skip
-    row = {"data": data.index("H"), "weight": kernel.index("H"), "grad": grad.index("H")}
+    a, row = image_of_line(a)
     images = {role: ctx.emit(relax.op.expand_dims(x, row[role])) for role, x in tensors.items()}
     return [relax.op.squeeze(ctx.emit(partial(role, images, a, op)), [row[role]]) for role in roles]

@@ -7,8 +7,8 @@ Upstream's type inference accepts dilation 0, negative padding and outputs of ne
 gradient fails or has the wrong shape with dilation, other layouts than NCHW/OIHW, and symbolic
 sizes.  Here its relation is asked only after the rules of the family hold.
 
-`relax.nn.conv3d` is the same with a depth, `relax.nn.conv1d` with one axis: it has no gradient
-upstream, and its kernels stay upstream's.
+`relax.nn.conv3d` is the same with a depth, `relax.nn.conv1d`, which has no gradient upstream, with
+one axis.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..layouts import ACTIVATIONS, KERNELS
 from ..problem import DTYPE_BYTES, ConvKind
 from ..ranks import OWN, RANKS, for_rank
 from ..relation import Relation
-from . import half_reductions, size_rules
+from . import size_rules
 from .algebra import fprop_call, gradient_rule, operands
 
 Ints = int | Sequence[int]
@@ -169,8 +169,8 @@ def define(
 ) -> opdef.OpDef:
     """The record of upstream's convolution, or transposed convolution, `op`."""
     name, gradient = f"relax.nn.{op}", gradient_rule(op, kind, read)
-    legalizer, sizes = half_reductions.LEGALIZER, size_rules.rule(name)
-    if rank_of(op) > 1:  # of lines kernels are upstream's
+    legalizer, sizes = "legalize.lines:rule", size_rules.rule(name)
+    if rank_of(op) > 1:
         legalizer, sizes = opdef.FAMILY_LEGALIZER, _run_sizes(op, read, check)
     return opdef.OpDef(
         name=name,

@@ -6,8 +6,7 @@ are its own: I counts its input channels (the forward convolution's K), O its ou
 group.  Hence its gradient by its data is an fprop, and by its weight a wgrad with data and gradient
 swapped.  Also known as deconvolution, fractionally strided convolution, `ConvTranspose`.
 
-`relax.nn.conv3d_transpose` is the same with a depth, `relax.nn.conv1d_transpose` with one axis,
-whose kernels are upstream's.
+`relax.nn.conv3d_transpose` is the same with a depth, `relax.nn.conv1d_transpose` with one axis.
 """
 
 from __future__ import annotations

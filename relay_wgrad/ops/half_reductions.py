@@ -20,8 +20,8 @@ Partials = list[Any]
 R = relax.op
 
 # Also `power`, of which upstream makes nothing in bfloat16.  Not here: maxima, which round nothing;
-# convolutions in two and three dimensions, whose kernels are ours; `cumsum` and `cumprod`, which
-# TVM compiles before it legalizes (`transform.half_scans`).
+# convolutions, whose kernels are ours; `cumsum` and `cumprod`, which TVM compiles before it
+# legalizes (`transform.half_scans`).
 _SUMS = """
     sum mean variance std prod collapse_sum_to collapse_sum_like
     nn.softmax nn.log_softmax nn.cross_entropy_with_logits nn.nll_loss grad.nll_loss_backward
@@ -31,7 +31,7 @@ _SUMS = """
     scatter_elements scatter_nd grad.take_backward
     power"""
 _PRODUCTS = """
-    matmul einsum nn.attention nn.attention_bias nn.conv1d nn.conv1d_transpose"""
+    matmul einsum nn.attention nn.attention_bias"""
 PRODUCTS = frozenset(f"relax.{name}" for name in _PRODUCTS.split())
 REDUCTIONS = tuple(f"relax.{name}" for name in f"{_SUMS}{_PRODUCTS}".split())
 

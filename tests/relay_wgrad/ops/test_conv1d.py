@@ -119,3 +119,50 @@ def test_integers_and_blocks_stay_upstreams(op: str) -> None:
     w = relax.Var("w", relax.TensorType((4, 4, 3), "int8"))
     call = getattr(relax.op.nn, op)(x, w, out_dtype="int32")
     assert relax.BlockBuilder().normalize(call).ty.dtype == "int32"
+
+
+LAYOUTS = [
+    ("NCW", "OIW", "NCW"),
+    ("NWC", "WIO", "NCW"),
+    ("CWN", "IWO", "WCN"),
+    ("WNC", "OWI", "NWC"),
+]
+
+
+@pytest.mark.parametrize(("data", "kernel", "out"), LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("op", ["conv1d", "conv1d_transpose"])
+def test_every_layout_has_a_kernel(op: str, dtype: str, data: str, kernel: str, out: str) -> None:
+    """Upstream's are of NCW alone: what it compiled in another order ended in an error of its
+    virtual machine."""
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((2, 4, 9)).astype(dtype)
+    weights = rng.standard_normal((4, 3, 3) if op == "conv1d_transpose" else (6, 2, 3)).astype(
+        dtype
+    )
+    settings: dict[str, Any] = {"groups": 2, "dilation": 2}
+    x, w = (torch.from_numpy(v.astype("float64")) for v in (images, weights))
+    if op == "conv1d":
+        want = F.conv1d(F.pad(x, (2, 1)), w, stride=2, **settings)
+        letters = "OIW"
+    else:
+        want = F.conv_transpose1d(x, w, stride=2, output_padding=1, **settings)[..., 2:-1]
+        letters, settings["output_padding"] = "IOW", 1
+        kernel = kernel.translate(str.maketrans("OI", "IO"))
+    given = [
+        np.ascontiguousarray(v.transpose([src.index(letter) for letter in dst]))
+        for v, src, dst in ((images, "NCW", data), (weights, letters, kernel))
+    ]
+    params = [
+        relax.Var(name, relax.TensorType(v.shape, dtype))
+        for name, v in zip("xw", given, strict=True)
+    ]
+    layouts = {"data_layout": data, "kernel_layout": kernel, "out_layout": out}
+    call = getattr(relax.op.nn, op)(*params, strides=2, padding=(2, 1), **settings, **layouts)
+    machine = virtual_machine(built(params, lambda emit: emit(call)), FAST)
+    got = machine["main"](*map(tvm.runtime.tensor, given)).numpy()
+    wanted = want.numpy().transpose(["NCW".index(letter) for letter in out])
+    assert got.dtype == dtype
+    assert got.shape == wanted.shape
+    distance = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+    assert distance < (1e-12 if dtype == "float64" else 1e-3)
