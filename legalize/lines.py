@@ -1,6 +1,7 @@
 """FLegalize of convolutions of one axis, transposed or not: those of images with one row.
 
-Upstream has kernels of lines for its own layout alone, and compiles none of another one.
+Upstream has kernels of lines where data and result have one layout, of transposed ones for NCW and
+IOW alone, and compiles nothing of others.
 """
 
 from __future__ import annotations
