@@ -25,7 +25,7 @@ from ..trainable import Choice, Patterns
 from ..weights import STATES, Array, Role, default_role, seeded
 from .file import NUMBERS
 from .model_source import load
-from .node import initializer
+from .node import Node, initializer
 from .nodes import MOST_ELEMENTS, build, is_weight
 from .walk import before_softmax, joined, needed, output_name
 
@@ -250,8 +250,16 @@ def _inputs(
             f" number, or {NAME!r} for one that all have"
         )
     if not specs:
+        inner = next((node for node in nodes if any(map(_is_graph, node.attribute))), None)
+        if inner is not None:  # whose graphs take what is around them without naming it
+            view = Node(inner, [], {})
+            raise ValueError(f"ONNX op {inner.op_type:.80} ({view.label}) is not supported")
         raise ValueError("the model has no data input: its output depends on constants alone")
     return specs
+
+
+def _is_graph(attribute: onnx.AttributeProto) -> bool:
+    return attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def _refuse_symbolic(name: str, sizes: list[Any]) -> None:

@@ -34,7 +34,7 @@ def conv(ctx: Context, node: Node) -> Any:
             of_one(shape), wshape, dilations=dilation, group=groups, pads=padding, strides=strides,
             kernel_shape=node.attr("kernel_shape"),
         )  # fmt: skip
-    bias = _bias(ctx, node, 2)
+    bias = _bias(ctx, node, 2, wshape[0])
     return layers.conv(ctx, data, weight, bias, strides, padding, dilation, groups)
 
 
@@ -73,7 +73,7 @@ def conv_transpose(ctx: Context, node: Node) -> Any:
         for p, s, k, d, o in zip(shape[2:], strides, wshape[2:], dilation, extra, strict=True)
     ]
     starts, totals = onnx.rows(full, auto, pads, wanted)
-    bias = _bias(ctx, node, 2)
+    bias = _bias(ctx, node, 2, wshape[1] * groups)
     return layers.conv_transpose(ctx, data, weight, bias, strides, dilation, groups, starts, totals)
 
 
@@ -93,8 +93,18 @@ def _operands(ctx: Context, node: Node) -> tuple[Any, Any, int]:
     return data, weight, len(shape) - 2
 
 
-def _bias(ctx: Context, node: Node, index: int) -> Any:
-    return ctx.parameter(node.operand(index), "bias") if node.has(index) else None
+def _bias(ctx: Context, node: Node, index: int, channels: int) -> Any:
+    """A number for each channel of the result: another count would be broadcast, or broadcast the
+    result of one filter."""
+    if not node.has(index):
+        return None
+    bias = ctx.parameter(node.operand(index), "bias")
+    if shape_of(bias) != (channels,):
+        raise ValueError(
+            f"B must have one number for each of {channels} channels, got shape"
+            f" {list(shape_of(bias))}"
+        )
+    return bias
 
 
 def gemm(ctx: Context, node: Node) -> Any:

@@ -21,6 +21,7 @@ WEIGHTS: dict[str, np.ndarray] = {
     "tiny": np.array([1, 1, 0.1, 1], "float32"), "sizes": np.array([2, 2, 2]),
     "volume": np.array([1, 1, 3, 4, 4]), "rows": draw(1, 20, 3), "again": draw(1, 20, 5),
     "short": np.array([1, 2, 1, 2], "int32"), "axis0": np.array([1]),
+    "one": draw(1, 3, 3, 3), "turned": draw(3, 1, 3, 3),
 }  # fmt: skip
 
 CASES: list[tuple[str, tuple[int, ...], Any]] = [
@@ -56,6 +57,10 @@ CASES: list[tuple[str, tuple[int, ...], Any]] = [
     ("to=8: only floats", MATRIX, node("Cast", to=8)),
     ("dtype=7: only floats are supported", MATRIX, node("RandomNormalLike", dtype=7)),
     # windows, pools and resizes
+    ("one number for each of 5 channels, got shape [2]", IMAGES, node("Conv", "w", "scale")),
+    ("one number for each of 1 channels, got shape [3]", IMAGES, node("Conv", "one", "vector")),
+    ("B must have one number for each of 3 channels, got shape [2]", IMAGES,
+     node("ConvTranspose", "turned", "scale", group=3)),
     ("expected 3 to 5 axes, got shape [2, 6]", MATRIX, node("MaxPool", kernel_shape=[2])),
     ("p=0: must be at least 1", IMAGES, node("LpPool", p=0, kernel_shape=[2, 2])),
     ("ceil_mode=1 is not supported", IMAGES, node("LpPool", ceil_mode=1, kernel_shape=[2, 2])),

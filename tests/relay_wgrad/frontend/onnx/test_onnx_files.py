@@ -148,7 +148,19 @@ def _shape_of_ones(*sizes: int) -> Any:
     return change
 
 
+def _branches(g: onnx.GraphProto) -> None:
+    """A choice between graphs that take x from around them, the only ones that do."""
+    result = helper.make_tensor_value_info("o", onnx.TensorProto.FLOAT, None)
+    branch = helper.make_graph([helper.make_node("Relu", ["x"], ["o"])], "branch", [], [result])
+    g.node.insert(0, helper.make_node(
+        "If", ["yes"], ["chosen"], "choice", then_branch=branch, else_branch=branch
+    ))  # fmt: skip
+    g.node[1].input[0] = "chosen"
+    g.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+
+
 GRAPHS = {
+    "branches": (_branches, "ONNX op If (If node 'choice') is not supported"),
     "cycle": (_cyclic, "its nodes form a cycle: Add 'sum' → Conv 'conv' → Add 'sum'"),
     "itself": (_itself, "its nodes form a cycle: Relu 'relu' → Relu 'relu'"),
     "order": (_unsorted, "Relu 'relu' takes 'a' before Conv 'conv' makes it: nodes must be"),
