@@ -3,8 +3,8 @@
     python -m benchmarks.figures            # print them
     python -m benchmarks.figures --write    # put each into its page, between the page's marks
 
-The README has a row for each subject, docs/reference/performance.md a table.  Each reads files of
-`benchmarks/results`: figures, machine, versions and date are theirs.
+The README has two figures at its top and a row for each subject, docs/reference/performance.md a
+table.  Each reads files of `benchmarks/results`: figures, machine, versions and date are theirs.
 """
 
 from __future__ import annotations
@@ -284,6 +284,14 @@ FIGURES = (
     ),
 )  # fmt: skip
 
+# What the README's first screen says, of the same results.
+HEADLINE = {
+    "cpu_step": "Loss and gradients of {model} on {threads} cores of a CPU: **{ms:.0f} ms**,"
+    " PyTorch eager {torch_ms:.0f}.",
+    "gpu_against_h200": "Forward and backward of {models} networks on an {gpu}: **{mean:.2f}** of"
+    " the time of PyTorch's fastest way.",
+}
+
 LOOPS = {
     "trainer": "`Trainer(distributed=True)`", "step": "`TrainingStep` in DDP",
     "compile": "torch.compile in DDP",
@@ -485,6 +493,13 @@ SHEETS = (
 )  # fmt: skip
 
 
+def headline() -> str:
+    """README's first two figures."""
+    values = {figure.name: figure.values for figure in FIGURES}
+    found = ((name, text, read(name)) for name, text in HEADLINE.items())
+    return " ".join(text.format(**r.facts | values[name](r.rows)) for name, text, r in found)
+
+
 def figures() -> str:
     """README's table: ratios are ours over the other's, geometric means."""
     lines = []
@@ -512,16 +527,19 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-PAGES = {README: figures, PERFORMANCE: sheets}
+PAGES = {README: (headline, figures), PERFORMANCE: (sheets,)}
 
 
 def with_figures(path: Path) -> str:
     """A page with its figures between its marks."""
-    head, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{path.name} has no {BEGIN!r} and {END!r}")
-    return f"{head}{BEGIN}\n\n{PAGES[path]()}\n\n{END}{tail}"
+    head, *rest = path.read_text(encoding="utf-8").split(BEGIN)
+    ends = [after.partition(END) for after in rest]
+    if len(ends) != len(PAGES[path]) or not all(end for _, end, _ in ends):
+        raise ValueError(f"{path.name} has not {len(PAGES[path])} times {BEGIN!r} and {END!r}")
+    texts = (made() for made in PAGES[path])
+    return head + "".join(
+        f"{BEGIN}\n\n{text}\n\n{END}{tail}" for text, (_, _, tail) in zip(texts, ends, strict=True)
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -532,7 +550,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if write:
             path.write_text(with_figures(path), encoding="utf-8")
         else:
-            print(made())
+            print(*(text() for text in made), sep="\n\n")
     return 0
 
 
