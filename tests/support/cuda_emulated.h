@@ -1,6 +1,7 @@
-// CUDA kernels on the CPU, a thread for each of theirs: what g++ needs to build them, for tests of what
-// they compute.  Blocks run one after another, or, where they wait for each other, all at once; asm is
-// left out, so copies are made when they are asked for.
+// CUDA kernels on the CPU: what g++ needs to build them, for tests of what they compute.  Blocks run one
+// after another, or, where they wait for each other, all at once; asm is left out, so copies are made when
+// they are asked for.  What runs them is one of two devices, compiled once for all kernels:
+// `cuda_fibers.cc`, and `cuda_threads.cc` where ThreadSanitizer looks on.
 
 #ifndef RW_CUDA_EMULATED
 #define RW_CUDA_EMULATED
@@ -12,12 +13,10 @@
 #include <vector_types.h>
 
 #include <algorithm>
-#include <barrier>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
-#include <memory>
-#include <thread>
 #include <vector>
 
 #undef __launch_bounds__
@@ -26,74 +25,46 @@
 #define __fdividef(a, b) ((a) / (b))
 #undef __shared__
 #define __shared__ static
+#ifndef RW_OF_A_THREAD
+#define RW_OF_A_THREAD  // of all; a fiber's are put there when it is entered
+#endif
 
 struct Index {
   unsigned x, y, z;
 };
 
-inline thread_local Index threadIdx, blockIdx;
-inline Index gridDim;
+extern RW_OF_A_THREAD Index threadIdx, blockIdx;
+extern Index gridDim;
 
 namespace emulated {
 
-struct Block {
-  std::barrier<> all;
-  std::vector<std::unique_ptr<std::barrier<>>> warps;
-  std::vector<double> exchanged;
-  std::vector<uint4> shared;
+extern int launches, launched_together;  // kernels, and those whose blocks ran at once
 
-  Block(int threads, size_t bytes) : all(threads), exchanged(threads), shared(bytes / 16 + 1) {
-    for (int first = 0; first < threads; first += 32) {
-      warps.push_back(std::make_unique<std::barrier<>>(std::min(32, threads - first)));
-    }
-  }
-};
-
-inline thread_local Block* block;
-inline std::barrier<>* grid;
-
-template <typename Kernel>
-void run(dim3 size, int threads, size_t bytes, bool together, Kernel kernel) {
-  gridDim = {size.x, size.y, size.z};
-  const unsigned blocks = size.x * size.y * size.z;
-  auto thread = [&](unsigned b, int t, Block* mine) {
-    blockIdx = {b % size.x, b / size.x % size.y, b / (size.x * size.y)};
-    threadIdx = {static_cast<unsigned>(t), 0, 0};
-    block = mine;
-    kernel();
-  };
-  std::barrier<> everybody(together ? blocks * threads : 1);
-  grid = &everybody;
-  for (unsigned b = 0; b < blocks; b += together ? blocks : 1) {
-    std::vector<std::unique_ptr<Block>> made;
-    std::vector<std::thread> running;
-    for (unsigned i = b; i < (together ? blocks : b + 1); ++i) {
-      made.push_back(std::make_unique<Block>(threads, bytes));
-      for (int t = 0; t < threads; ++t) running.emplace_back(thread, i, t, made.back().get());
-    }
-    for (std::thread& one : running) one.join();
-  }
-}
+void run(dim3 size, int threads, size_t bytes, bool together, const std::function<void()>& kernel);
+void wait_for_block();
+void wait_for_warp();
+void wait_for_grid();
+double* exchanged();  // a place for each of a block's threads
+uint4* shared();      // a block's memory that is asked for by size
 
 }  // namespace emulated
 
-inline void __syncthreads() { emulated::block->all.arrive_and_wait(); }
+inline void __syncthreads() { emulated::wait_for_block(); }
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int step) {
-  emulated::Block& block = *emulated::block;
-  std::barrier<>& warp = *block.warps[threadIdx.x / 32];
-  std::memcpy(&block.exchanged[threadIdx.x], &value, sizeof(T));
-  warp.arrive_and_wait();
+  double* const exchanged = emulated::exchanged();
+  std::memcpy(&exchanged[threadIdx.x], &value, sizeof(T));
+  emulated::wait_for_warp();
   T other;
-  std::memcpy(&other, &block.exchanged[threadIdx.x ^ step], sizeof(T));
-  warp.arrive_and_wait();
+  std::memcpy(&other, &exchanged[threadIdx.x ^ step], sizeof(T));
+  emulated::wait_for_warp();
   return other;
 }
 
 namespace cooperative_groups {
 struct Grid {
-  void sync() { emulated::grid->arrive_and_wait(); }
+  void sync() { emulated::wait_for_grid(); }
 };
 inline Grid this_grid() { return {}; }
 }  // namespace cooperative_groups

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import re
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -36,7 +39,7 @@ template <typename... P, typename... A>
 cudaError_t launch_together(void (*kernel)(P...), const Together& z, int tensors, size_t sums,
                             cudaStream_t, A... arguments) {
   if (z.blocks == 0) return cudaErrorNotSupported;
-  ++launched_together;
+  ++emulated::launched_together;
   const size_t bytes = size_t{16} * kMany * z.turns * tensors + sums;
   emulated::run(dim3(z.tiles * z.blocks), kMany, bytes, true, [&] { kernel(arguments...); });
   return cudaSuccess;
@@ -135,18 +138,13 @@ def emulated(source: str) -> str:
         if (begin := text.find(f"{template}cudaError_t {name}(")) >= 0:
             text = text[:begin] + other + text[text.index(end, begin) :]
     text = text.replace(
-        "extern __shared__ uint4 kept[];", "uint4* const kept = emulated::block->shared.data();"
+        "extern __shared__ uint4 kept[];", "uint4* const kept = emulated::shared();"
     )
     to = r"  const auto to = static_cast<unsigned>\(__cvta.*?;\n\s*asm volatile\(.*?\);"
     copied = "  memcpy(kept + turn * kMany + threadIdx.x, from, 16);"
     text = re.sub(to, copied, text, flags=re.DOTALL)
     text = re.sub(r"asm volatile\(.*?\);", "", text, flags=re.DOTALL)
-    text = text.replace("cudaGetLastError();", "(void)0;")
-    return (
-        "int launched_together = 0;\n"
-        + text
-        + '\nextern "C" int times_together() { return launched_together; }\n'
-    )
+    return text.replace("cudaGetLastError();", "(void)0;")
 
 
 @lru_cache(maxsize=1)
@@ -162,30 +160,68 @@ def includes() -> list[str]:
     return [word for place in places for word in ("-isystem", str(place))]
 
 
-@lru_cache(maxsize=4)
-def command(folder: Path) -> list[str]:
-    """What builds a kernel in a folder, with the device's header compiled once for all of them."""
-    words = [
-        *find().compiler, "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-pthread",
-        *includes(),
-    ]  # fmt: skip
-    header = folder / HEADER.name
-    header.write_bytes(HEADER.read_bytes())
-    subprocess.run([*words, "-x", "c++-header", str(header), "-o", f"{header}.gch"], check=True)
-    return [*words, "-include", str(header)]
+@lru_cache(maxsize=1)
+def _folder() -> Path:
+    """Of this process, for what all of its kernels have."""
+    folder = Path(tempfile.mkdtemp(prefix="cuda-emulated-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@lru_cache(maxsize=8)
+def compiler(header: Path, *options: str) -> list[str]:
+    """What builds kernels for a device, whose header is compiled once for all of them."""
+    if not (found := find().compiler):
+        pytest.skip("no C++ compiler")
+    words = [*found, "-std=c++20", "-w", "-fPIC", "-U_FORTIFY_SOURCE", *options, *includes()]
+    path = _folder() / f"{header.stem}{len(list(_folder().iterdir()))}.h"
+    path.write_text(f'#include "{header}"\n', encoding="utf-8")
+    subprocess.run([*words, "-x", "c++-header", str(path), "-o", f"{path}.gch"], check=True)
+    return [*words, "-include", str(path)]
+
+
+@lru_cache(maxsize=1)
+def _device() -> tuple[list[str], Path]:
+    """What builds kernels for fibers, and those, built."""
+    # What g++ takes to optimize more is more than what the kernels take without.
+    own = ("-Og", "-ffp-contract=off", "-DRW_NORM_MANY=128", "-D__grid_constant__=")
+    command, device = compiler(HEADER, *own), _folder() / "cuda_fibers.o"
+    source = HEADER.with_name("cuda_fibers.cc")
+    subprocess.run([*command, "-c", str(source), "-o", str(device)], check=True)
+    return command, device
+
+
+def objects(units: Sequence[Path]) -> list[Path]:
+    """Files of kernels' emulated sources as objects, several at a time, and the device's.
+
+    What is there already stays.
+    """
+    command, device = _device()
+    made = [unit.with_suffix(".o") for unit in units]
+    running = [
+        subprocess.Popen([*command, "-c", str(unit), "-o", str(out)])
+        for unit, out in zip(units, made, strict=True)
+        if not out.exists()
+    ]
+    codes = [process.wait() for process in running]
+    assert not any(codes)
+    return [*made, device]
+
+
+def library(source: str, path: Path) -> Any:
+    """A kernel's emulated source as a library at a path, loaded."""
+    unit = path.with_suffix(".cc")
+    unit.write_text(source, encoding="utf-8")
+    link = [*find().compiler, "-shared", *map(str, objects([unit])), "-o", str(path)]
+    subprocess.run(link, check=True)
+    return ctypes.CDLL(str(path))
 
 
 @lru_cache(maxsize=64)
 def loaded(folder: Path, kernel: str) -> Any:
     """A kernel's library, loaded."""
-    source, library = folder / f"{kernel}.cc", folder / f"{kernel}.so"
     family = next(f for f in FAMILIES if kernel.startswith(f.codegen))
-    source.write_text(emulated(family.source_of(kernel)), encoding="utf-8")
-    if not find().compiler:
-        pytest.skip("no C++ compiler")
-    own = ["-DRW_NORM_MANY=128", "-D__grid_constant__=", "-shared", str(source), "-o", str(library)]
-    subprocess.run([*command(folder), *own], check=True)
-    return ctypes.CDLL(str(library))
+    return library(emulated(family.source_of(kernel)), folder / f"{kernel}.so")
 
 
 def aligned(array: np.ndarray) -> np.ndarray:

@@ -2,12 +2,14 @@
 // A thread is a fiber; warps run one after another from barrier to barrier, blocks one after another.
 // In place of `warp_device.h`: fragments are exchanged and multiplied in float32 as a warp would.
 
+#ifndef RW_CUDA_WARPS
+#define RW_CUDA_WARPS
+
 #include <cuda_runtime_api.h>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <vector_types.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,6 +22,7 @@
 #include <vector>
 
 #include "cuda_races.h"
+#include "cuda_switch.h"
 
 #undef __launch_bounds__
 #define __launch_bounds__(...)
@@ -42,11 +45,11 @@ struct Copy {
 };
 
 struct Fiber {
-  ucontext_t context;
+  Place place;
+  Stack stack;
   std::vector<Copy> asked;
   std::vector<std::vector<Copy>> under_way;
-  std::vector<char> stack;
-  bool done = false, waits = false;
+  bool begun = false, done = false, waits = false;
 };
 
 // Of a block's barrier: how many threads have come, and how often all have.
@@ -59,7 +62,7 @@ struct Warp {
   unsigned exchanged[2][32][8];
 };
 
-inline ucontext_t home;
+inline Place home;
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
 inline Barrier barrier;
@@ -67,7 +70,7 @@ inline std::vector<char> shared;
 inline std::function<void()> kernel;
 inline size_t current;
 
-inline void leave() { swapcontext(&fibers[current].context, &home); }
+inline void leave() { fibers[current].place.leave_for(home); }
 
 inline void body() {
   kernel();
@@ -78,7 +81,10 @@ inline void body() {
 inline void enter(size_t i) {
   current = i;
   threadIdx = {static_cast<unsigned>(i), 0, 0};
-  swapcontext(&home, &fibers[i].context);
+  Fiber& fiber = fibers[i];
+  if (fiber.begun) return home.leave_for(fiber.place);
+  fiber.begun = true;
+  home.leave_for(body, fiber.stack.data(), Stack::kBytes);
 }
 
 // With `orders` what a lane did before is known to all after it.
@@ -108,20 +114,17 @@ inline void run(dim3 size, int threads, int bytes) {
   blockDim = {static_cast<unsigned>(threads), 1, 1};
   for (unsigned b = 0; b < size.x * size.y * size.z; ++b) {
     blockIdx = {b % size.x, b / size.x % size.y, b / (size.x * size.y)};
-    fibers.assign(static_cast<size_t>(threads), {});
+    fibers.resize(static_cast<size_t>(threads));
+    for (Fiber& fiber : fibers) {
+      fiber.asked.clear();
+      fiber.under_way.clear();
+      fiber.begun = fiber.done = fiber.waits = false;
+    }
     warps.assign(static_cast<size_t>(threads / 32), {});
     // Large numbers, if it is read before it is written; what is NaN would be computed again.
     shared.assign(static_cast<size_t>(bytes), '\x7b');
     barrier = {};
     races::begin(static_cast<size_t>(threads), static_cast<size_t>(bytes));
-    for (Fiber& fiber : fibers) {
-      fiber.stack.resize(64 << 10);
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data();
-      fiber.context.uc_stack.ss_size = fiber.stack.size();
-      fiber.context.uc_link = &home;
-      makecontext(&fiber.context, body, 0);
-    }
     for (bool live = true; live;) {
       live = false;
       for (size_t w = 0; w < warps.size(); ++w) {
@@ -362,3 +365,5 @@ inline cudaError_t emulated_device(int* device) { return *device = 0, cudaSucces
 #define cudaGetDevice emulated_device
 #define cudaDeviceGetAttribute(to, ...) (*(to) = 2, cudaSuccess)
 #define cudaGetLastError() cudaSuccess
+
+#endif

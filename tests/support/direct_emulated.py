@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -11,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from byoc_cudnn.backends.cuda_direct.family import of_planes
 from byoc_cudnn.backends.cuda_direct.kernels import Kernel, source_of
 from byoc_cudnn.backends.cuda_direct.model import ranked
-from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.fused import STEPS, operand_shape, reference
 from relay_wgrad.problem import ConvProblem
-from tests.support.cuda_emulated import DTYPES, aligned, emulated, includes
+from tests.support import cuda_emulated
+from tests.support.cuda_emulated import DTYPES, aligned, emulated
 from tests.support.problems import random_operands, relative_error, tolerance, torch_reference
 
 
@@ -42,19 +40,34 @@ struct Copy {
   const void* from;
   int bytes;
 };
-inline thread_local std::vector<Copy> asked;
-inline thread_local std::vector<std::vector<Copy>> under_way;
+struct Copies {
+  int launch = -1;
+  unsigned block;
+  std::vector<Copy> asked;
+  std::vector<std::vector<Copy>> under_way;
+};
+inline Copies& copies() {  // of this thread of this block
+  static std::vector<Copies> all(1024);
+  Copies& mine = all[threadIdx.x];
+  const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+  if (mine.launch != emulated::launches || mine.block != block) {
+    mine = {emulated::launches, block, {}, {}};
+  }
+  return mine;
+}
 
 template <int kBytes>
 void copy(void* to, const void* from, bool there) {
-  asked.push_back({to, there ? from : nullptr, kBytes});
+  copies().asked.push_back({to, there ? from : nullptr, kBytes});
 }
 inline void grouped() {
-  under_way.push_back(asked);
-  asked.clear();
+  Copies& mine = copies();
+  mine.under_way.push_back(mine.asked);
+  mine.asked.clear();
 }
 template <int kLeft>
 void arrived() {
+  auto& under_way = copies().under_way;
   for (; under_way.size() > kLeft; under_way.erase(under_way.begin())) {
     for (const Copy& one : under_way.front()) {
       if (one.from != nullptr) {
@@ -79,18 +92,8 @@ def _late(source: str) -> str:
 @lru_cache(maxsize=8)
 def library(folder: Path, *kernels: Kernel) -> Any:
     """Their functions, built together: most of g++'s time goes into headers."""
-    number = len(list(folder.iterdir()))
-    source, built = folder / f"{number}.cc", folder / f"{number}.so"
-    source.write_text(_late(emulated(source_of(kernels))), encoding="utf-8")
-    compiler = find().compiler
-    if not compiler:
-        pytest.skip("no C++ compiler")
-    command = [
-        *compiler, "-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-pthread", *includes(),
-        str(source), "-o", str(built),
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(built))
+    path = folder / f"{len(list(folder.iterdir()))}.so"
+    return cuda_emulated.library(_late(emulated(source_of(kernels))), path)
 
 
 def some(problem: ConvProblem, epilogue: tuple[str, ...] = (), arch: int = 90) -> list[Kernel]:

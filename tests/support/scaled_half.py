@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from byoc_cudnn.backends.cudnn.scaled_half import KERNEL, source
-from byoc_cudnn.building.toolchain import find
-from tests.support.cuda_emulated import emulated, includes
+from tests.support.cuda_emulated import emulated, library
 
 Array = np.ndarray[Any, Any]
 BOUNDS = (7, 8)  # of the data's and the gradient's norms, `kDataBound` and `kGradBound`
@@ -113,14 +111,7 @@ class _Call(ctypes.Structure):
 
 def on_cpu(folder: Path) -> Any:
     """The kernel, built by g++ for `cuda_emulated.h`."""
-    unit, library = folder / "scaled.cc", folder / "scaled.so"
-    unit.write_text(emulated(source()), encoding="utf-8")
-    subprocess.run(
-        [*find().compiler, "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared",
-         "-pthread", *includes(), str(unit), "-o", str(library)],
-        check=True,
-    )  # fmt: skip
-    return ctypes.CDLL(str(library))[KERNEL]
+    return library(emulated(source()), folder / "scaled.so")[KERNEL]
 
 
 def scaled(kernel: Any, x: Array, y: Array, groups: int, blocks: int, make: Any) -> Array:

@@ -17,7 +17,7 @@ from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.updates import UPDATES, UpdatesCall
 from byoc_cudnn.updates.call import NUMBERS, TILE, numbers_of
 from byoc_cudnn.updates.codegen import numbers
-from tests.support.cuda_emulated import aligned, command, emulated
+from tests.support.cuda_emulated import aligned, emulated, objects
 
 ADAM = {"weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 CASES = {
@@ -75,19 +75,11 @@ def library(folder: Path, source: str, name: str = "updates") -> Any:
     host = folder / f"{name}.cc"
     text = source.replace("kDLCUDA", "kDLCPU").replace("OnDevice on(device);", "")
     host.write_text(text, encoding="utf-8")
-    objects, running = [], []
-    for _, kernel in UPDATES.kernels_of(source):
-        path = folder / f"{kernel}.cc"
-        made = path.with_suffix(".o")
-        objects.append(made)
-        if made.exists():
-            continue
-        path.write_text(emulated(UPDATES.source_of(kernel)), encoding="utf-8")
-        own = f"-Dtimes_together={kernel}_times -Dlaunched_together={kernel}_launched"
-        words = [*command(folder), *own.split(), "-c", str(path), "-o", str(made)]
-        running.append(subprocess.Popen(words))
-    assert not any(process.wait() for process in running)
-    subprocess.run(library_command(host, folder / f"{name}.so", inputs=objects), check=True)
+    units = [folder / f"{kernel}.cc" for _, kernel in UPDATES.kernels_of(source)]
+    for unit in units:
+        unit.write_text(emulated(UPDATES.source_of(unit.stem)), encoding="utf-8")
+    inputs = objects(units)
+    subprocess.run(library_command(host, folder / f"{name}.so", inputs=inputs), check=True)
     return tvm_ffi.load_module(str(folder / f"{name}.so"))
 
 

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from byoc_cudnn.backends.cuda_direct.kernels import Kernel, source_of
 from byoc_cudnn.backends.cuda_direct.model import ranked
-from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.templates import template
 from relay_wgrad.problem import ConvKind, ConvProblem
-from tests.support.cuda_emulated import includes
+from tests.support.cuda_emulated import compiler
 from tests.support.grouped_cases import FAMILY_NAMES, drawn
 
 Case = tuple[ConvProblem, tuple[str, ...], Kernel]
@@ -62,14 +60,11 @@ def _library(folder: Path, kernels: tuple[Kernel, ...], without: str, races: boo
     stem = hashlib.sha256(f"{races} {source}".encode()).hexdigest()[:16]
     file, library = folder / f"{stem}.cc", folder / f"{stem}.so"
     file.write_text(source, encoding="utf-8")
-    compiler = find().compiler
-    if not compiler:
-        pytest.skip("no C++ compiler")
     # Each library has its own device, also beside those of `cuda_emulated`.
-    command = [
-        *compiler, "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
-        "-fno-gnu-unique", "-DRW_DIRECT_BLOCKS=3", "-shared", "-fPIC", *includes(), str(file),
-        "-o", str(library), *(["-DRW_RACES"] if races else []),
-    ]  # fmt: skip
+    options = (
+        "-O1", "-fno-strict-aliasing", "-fno-gnu-unique", "-DRW_DIRECT_BLOCKS=3",
+        *(["-DRW_RACES"] if races else []),
+    )  # fmt: skip
+    command = [*compiler(_HEADER, *options), "-shared", str(file), "-o", str(library)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))

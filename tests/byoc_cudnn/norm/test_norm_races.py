@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.norm import NORMS
-from tests.support.cuda_emulated import emulated, includes
+from tests.support.cuda_emulated import HEADER, emulated, includes
 
 # Operands of the largest size that any needs: what is computed is told elsewhere.
 MAIN = """
@@ -47,10 +48,18 @@ int main() {
                 some(c), some(c), some(c), some(c)};
   call.windows = {2, 9, 12, channels, 5, 6, 1, 1};
   const int status = %s(call, nullptr);
-  std::printf("%%d launched together\\n", launched_together);
+  std::printf("%%d launched together\\n", emulated::launched_together);
   return status;
 }
 """
+
+
+@cache
+def needs_sanitizer() -> None:
+    """Skips without a compiler that has ThreadSanitizer."""
+    one = [*find().compiler, "-fsanitize=thread", "-x", "c++", "-", "-o", os.devnull]
+    if subprocess.run(one, input=b"int main() {}", check=False, capture_output=True).returncode:
+        pytest.skip("no compiler with ThreadSanitizer")
 
 
 def races(folder: Path, kernel: str, channels: int, groups: int = 0, without: str = "") -> str:
@@ -63,10 +72,14 @@ def races(folder: Path, kernel: str, channels: int, groups: int = 0, without: st
     text = emulated(text)
     unit, program = folder / "kernel.cc", folder / "kernel"
     unit.write_text(text + MAIN % (channels, groups, f"{NORMS.codegen}_{kernel}"), encoding="utf-8")
-    flags = ["-std=c++20", "-O1", "-g", "-w", "-fsanitize=thread", "-DRW_NORM_MANY=128", "-pthread"]
-    command = [*find().compiler, *flags, *includes(), str(unit), "-o", str(program)]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("no compiler with ThreadSanitizer")
+    flags = [
+        "-std=c++20", "-O1", "-g", "-w", "-fsanitize=thread", "-pthread", "-DRW_NORM_MANY=128",
+        "-DRW_OF_A_THREAD=thread_local",
+    ]  # fmt: skip
+    units = [str(unit), str(HEADER.with_name("cuda_threads.cc"))]
+    command = [*find().compiler, *flags, *includes(), *units, "-o", str(program)]
+    needs_sanitizer()
+    subprocess.run(command, check=True)
     environ = {**os.environ, "TSAN_OPTIONS": "exitcode=66"}
     done = subprocess.run([str(program)], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 66), done.stderr
