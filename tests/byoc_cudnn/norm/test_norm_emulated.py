@@ -156,7 +156,7 @@ def test_forward_and_backward(
     [
         ("float16", "relu", (3, 40, 24), 0, ((8, 40), (0, 24))),  # rows side by side
         ("float16", "relu", (400, 136), 0, ((16, 152),)),
-        ("bfloat16", "", (60, 104), 0, ((0, 208), (104, 208))),
+        ("bfloat16", "relu", (60, 104), 0, ((0, 208), (104, 208))),
         ("float32", "silu", (2, 90, 16), 4, ((4, 24),)),
         ("float16", "relu", (50, 26), 0, ((26, 104), (0, 26))),  # no whole packs
         ("float64", "relu", (30, 5), 0, ((3, 9),)),
@@ -207,7 +207,7 @@ def test_gradients_that_are_channels_of_others(
         ("float16", "relu", (3, 40, 24), 0, (8, 40)),  # rows side by side
         ("bfloat16", "relu", (60, 104), 0, (0, 208)),
         ("float32", "silu", (2, 90, 16), 4, (4, 24)),
-        ("float16", "", (400, 136), 0, (0, 152)),
+        ("float16", "relu", (400, 136), 0, (0, 152)),
     ],
 )
 @pytest.mark.parametrize("together", [False, True])
@@ -239,7 +239,7 @@ def test_operands_that_are_channels_of_others(
         ("bfloat16", {"activation": "relu", "residual": True, "bits": True}, (60, 104), 0,
          (104, 208)),
         ("float32", {"activation": "silu"}, (2, 90, 16), 4, (4, 24)),
-        ("float16", {}, (400, 136), 0, (16, 152)),
+        ("float16", {"activation": "relu"}, (400, 136), 0, (16, 152)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("together", [False, True])
