@@ -7,8 +7,10 @@ compare with `tvm.compile`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.target import Target
@@ -24,3 +26,12 @@ def virtual_machine(
     chosen = Target(target)
     passes = relax.get_pipeline("default") if pipeline == "default" else pipeline
     return relax.VirtualMachine(program.build(module, chosen, passes, DiskCache())[0], tvm.cpu())
+
+
+def step_results(module: tvm.IRModule, values: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """All that a step gives of values for its parameters: its results, then its gradients."""
+    from relay_wgrad.training.step import ADJOINT  # most tests load no training
+
+    plain = module.without_attr("external_mods")
+    first, partials = virtual_machine(plain)[ADJOINT](*map(tvm.runtime.tensor, values))
+    return [t.numpy() for t in (*first, *partials)]

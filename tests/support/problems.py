@@ -235,3 +235,10 @@ def relative_error(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any]) -> flo
     # All-zero results are legitimate: a 1x1 dgrad whose stride skips every pixel that is kept.
     norm = np.linalg.norm(want.ravel())
     return float(difference / norm) if norm > 0 else (0.0 if difference == 0 else math.inf)
+
+
+def relative_error_of_all(
+    got: Sequence[np.ndarray[Any, Any]], want: Sequence[np.ndarray[Any, Any]]
+) -> float:
+    """`relative_error` of many tensors as one."""
+    return relative_error(*(np.concatenate([x.ravel() for x in some]) for some in (got, want)))

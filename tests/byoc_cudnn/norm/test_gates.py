@@ -17,7 +17,7 @@ from byoc_cudnn.norm.lower import planned
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.ir import op_name
 from relay_wgrad.training.step import ADJOINT, converted, step_module
-from tests.support.compiled import virtual_machine
+from tests.support.compiled import step_results
 from tests.support.norm_packed import recorder
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -127,15 +127,10 @@ def test_calls_of_functions_compute_the_step() -> None:
         for p in after[ADJOINT].params
         for v in [rng.standard_normal([int(n) for n in p.ty.shape.values]).astype("float32")]
     ]  # fmt: skip
-    got, want = (_run(mod.without_attr("external_mods"), values) for mod in (after, before))
+    got, want = (step_results(mod, values) for mod in (after, before))
     assert len(got) == len(want) > 30
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         assert np.linalg.norm(a - b) < 2e-5 * max(np.linalg.norm(b), 1), i
-
-
-def _run(mod: tvm.IRModule, values: Any) -> list[np.ndarray]:
-    first, partials = virtual_machine(mod)[ADJOINT](*(tvm.runtime.tensor(v) for v in values))
-    return [t.numpy() for t in (*first, *partials)]
 
 
 def changed(what: str) -> tvm.IRModule:

@@ -31,7 +31,7 @@ from relay_wgrad.problem import ConvProblem
 from relay_wgrad.training.libraries import library_symbols
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support import cuda_emulated
-from tests.support.compiled import virtual_machine
+from tests.support.compiled import step_results
 from tests.support.cuda_emulated import DTYPES, aligned
 from tests.support.point_weights import Gated, values
 
@@ -110,7 +110,7 @@ def test_the_call_computes_the_step(batch: int, monkeypatch: pytest.MonkeyPatch)
         rng.standard_normal([int(n) for n in p.ty.shape.values]).astype("float32")
         for p in after[ADJOINT].params
     ]  # fmt: skip
-    got, want = (_run(mod.without_attr("external_mods"), given) for mod in (after, before))
+    got, want = (step_results(mod, given) for mod in (after, before))
     assert len(got) == len(want) > 20
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         assert np.linalg.norm(a - b) < 2e-5 * max(np.linalg.norm(b), 1e-3), i
@@ -124,11 +124,6 @@ def _packed(call: PointWeightsCall) -> Any:
             tvm.runtime.tensor(value.reshape(out.shape).astype(str(out.dtype))).copyto(out)
 
     return run
-
-
-def _run(mod: tvm.IRModule, given: Any) -> list[np.ndarray]:
-    first, partials = virtual_machine(mod)[ADJOINT](*(tvm.runtime.tensor(v) for v in given))
-    return [t.numpy() for t in (*first, *partials)]
 
 
 def test_what_feeds_another_has_a_call_of_its_own() -> None:

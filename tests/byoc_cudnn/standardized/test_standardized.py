@@ -22,7 +22,7 @@ from relay_wgrad.ir import op_name
 from relay_wgrad.ops.train_norm import GROUP_BACKWARD, GROUP_FORWARD
 from relay_wgrad.training.step import ADJOINT, converted, step_module
 from tests.support import cuda_emulated
-from tests.support.compiled import virtual_machine
+from tests.support.compiled import step_results
 from tests.support.cuda_emulated import DTYPES, aligned
 from tests.support.standardized import ScaledConv, values
 
@@ -86,7 +86,7 @@ def test_the_calls_compute_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
         rng.standard_normal([int(n) for n in p.ty.shape.values]).astype("float32")
         for p in after[ADJOINT].params
     ]  # fmt: skip
-    got, want = (_run(mod.without_attr("external_mods"), given) for mod in (after, before))
+    got, want = (step_results(mod, given) for mod in (after, before))
     assert len(got) == len(want) > 12
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         assert np.linalg.norm(a - b) < 2e-5 * max(np.linalg.norm(b), 1e-2), i
@@ -101,11 +101,6 @@ def _packed(call: StandardizedCall) -> Any:
             tvm.runtime.tensor(value.reshape(out.shape)).copyto(out)
 
     return run
-
-
-def _run(mod: tvm.IRModule, given: Any) -> list[np.ndarray]:
-    first, partials = virtual_machine(mod)[ADJOINT](*(tvm.runtime.tensor(v) for v in given))
-    return [t.numpy() for t in (*first, *partials)]
 
 
 class Other(nn.Module):

@@ -17,6 +17,7 @@ from legalize.cpu.choose import RULES
 from relay_wgrad.cores import configure_threads
 from relay_wgrad.frontend import TrainingGraph, from_onnx
 from relay_wgrad.training.trainer import Trainer
+from tests.support.problems import relative_error_of_all
 from tests.support.torch.model import torch_step
 
 pytestmark = [
@@ -42,12 +43,6 @@ def pytorch(graph: TrainingGraph, batch: dict[str, Any], bn: str) -> Arrays:
     return [g.double().numpy() for g in gradients]
 
 
-def distance(got: Arrays, want: Arrays) -> float:
-    """Over all parameters together: ||got - want|| / ||want||."""
-    squares = [(np.sum((a - b) ** 2), np.sum(b**2)) for a, b in zip(got, want, strict=True)]
-    return float(np.sqrt(sum(s for s, _ in squares) / sum(s for _, s in squares)))
-
-
 @pytest.fixture(scope="module", params=["eval", "train"])
 def case(request: pytest.FixtureRequest) -> tuple[str, TrainingGraph, Any, Arrays]:
     bn = request.param
@@ -70,6 +65,6 @@ def test_float32(case: tuple[str, TrainingGraph, Any, Arrays]) -> None:
     graph = from_onnx("resnet50", batch=1, dtype="float32", bn=bn)
     batch = graph.random_batch(3)
     got, theirs = ours(graph, batch), pytorch(graph, batch, bn)
-    mine, yardstick = distance(got, want), distance(theirs, want)
+    mine, yardstick = relative_error_of_all(got, want), relative_error_of_all(theirs, want)
     print(f"bn={bn}: ours {mine:.2e}, PyTorch's own {yardstick:.2e}")
     assert mine <= 3 * yardstick

@@ -19,6 +19,7 @@ from relay_wgrad.training.evaluation import Evaluator
 from relay_wgrad.training.optim import OPTIMIZERS, UNNORMALIZED, default_lr
 from relay_wgrad.training.step import step_module
 from relay_wgrad.training.trainer import Trainer
+from tests.support.problems import relative_error_of_all
 from tests.support.training_models import residual_net, torch_run
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -34,11 +35,6 @@ def trainer(graph: TrainingGraph, **options: Any) -> Trainer:
 def gradients(graph: TrainingGraph, batch: dict[str, Any], **options: Any) -> list[np.ndarray]:
     _, found = trainer(graph, **options).gradients(batch)
     return [g.numpy() for g in found]
-
-
-def distance(got: Any, want: Any) -> float:
-    squares = [(np.sum((a - b) ** 2), np.sum(b**2)) for a, b in zip(got, want, strict=True)]
-    return float(np.sqrt(sum(s for s, _ in squares) / sum(s for _, s in squares)))
 
 
 def calls(func: Any, *ops: str) -> list[Any]:
@@ -83,7 +79,7 @@ def net() -> tuple[TrainingGraph, dict[str, Any], list[np.ndarray]]:
 def test_mixed_precision_and_checkpoints(net: Any, half: str, bound: float) -> None:
     graph, batch, want = net
     plain = gradients(graph, batch, dtype=half)
-    assert 0 < distance(plain, want) < bound
+    assert 0 < relative_error_of_all(plain, want) < bound
     again = gradients(graph, batch, dtype=half, checkpoint="auto")
     for a, b in zip(again, plain, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -94,7 +90,7 @@ def test_checkpoints_and_layout_change_nothing(net: Any) -> None:
     graph, batch, want = net
     kept = trainer(graph)
     for options in ({"checkpoint": ["pool"]}, {"layout": "NHWC"}):
-        assert distance(gradients(graph, batch, **options), want) < 1e-6
+        assert relative_error_of_all(gradients(graph, batch, **options), want) < 1e-6
     assert kept.layout_changes[0] == kept.layout_changes[1]
 
 
@@ -117,8 +113,8 @@ def test_loss_scale_saves_small_gradients() -> None:
     scaled = gradients(graph, batch, dtype="float16", loss_scale=65536.0)
     lost = gradients(graph, batch, dtype="float16", loss_scale=1.0)
     at = graph.trainable.index("stem_w")
-    assert distance([scaled[at]], [want[at]]) < 5e-2
-    assert distance([lost[at]], [want[at]]) > 0.2
+    assert relative_error_of_all([scaled[at]], [want[at]]) < 5e-2
+    assert relative_error_of_all([lost[at]], [want[at]]) > 0.2
 
 
 def test_dynamic_loss_scale_leaves_out_steps() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,10 +9,7 @@ from hypothesis import strategies as st
 from relay_wgrad.relay import transform as T
 from tests.support.relay.evaluate import evaluate
 from tests.support.relay.layout_programs import DESIRED, arrays, program
-
-
-def flat(value: Any) -> list[Any]:
-    return [x for v in value for x in flat(v)] if isinstance(value, tuple) else [value]
+from tests.support.relay.unchanged import flat
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.sampled_from(DESIRED))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from relay_wgrad.relay.testing import count_ops
 from tests.support.relay import parallel_programs, simple_programs
 from tests.support.relay.evaluate import evaluate
 from tests.support.relay.layout_programs import arrays, program
+from tests.support.relay.unchanged import flat
 
 PASSES: dict[str, Callable[[], T.Pass]] = {
     "SimplifyExpr": T.SimplifyExpr,
@@ -25,10 +25,6 @@ PASSES: dict[str, Callable[[], T.Pass]] = {
     "FuseOps": lambda: T.FuseOps(2),
     "FuseOps and DefuseOps": lambda: T.Sequential([T.FuseOps(2), T.DefuseOps()]),
 }
-
-
-def flat(value: Any) -> list[Any]:
-    return [x for v in value for x in flat(v)] if isinstance(value, tuple) else [value]
 
 
 @pytest.mark.parametrize("name", PASSES)
