@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relay_wgrad.dtypes import MIXED
@@ -18,45 +17,36 @@ LIMIT = 1 << 30  # elements of a tensor
 
 @dataclass(frozen=True)
 class Transposition:
-    """One tensor: (blocks, rows, columns) becomes (blocks, columns, rows)."""
+    """One tensor: (blocks, rows, columns) becomes (blocks, columns, rows).
+
+    fills : nothing, or of each of these three sizes two widths: every so many elements along it
+        become so many, zeros behind them or those at their end left out; (1, 1) where none do.
+        The sizes are those before.
+    """
 
     blocks: int
     rows: int
     columns: int
+    fills: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Before."""
+        return self.blocks, self.rows, self.columns
+
+    @property
+    def results(self) -> tuple[int, int, int]:
+        """What the sizes become."""
+        fills = self.fills or ((1, 1),) * 3
+        blocks, rows, columns = (
+            size // width * filled for size, (width, filled) in zip(self.sizes, fills, strict=True)
+        )
+        return blocks, rows, columns
 
     @property
     def count(self) -> int:
-        """Elements."""
-        return self.blocks * self.rows * self.columns
-
-    @staticmethod
-    def of(sizes: Sequence[int], axes: Sequence[int]) -> Transposition | None:
-        """What a permutation of a tensor's axes is; None where it is more than a transposition.
-
-        >>> Transposition.of((64, 32, 3, 3), (0, 2, 3, 1))  # OIHW to OHWI
-        Transposition(blocks=64, rows=32, columns=9)
-        """
-        runs: list[list[int]] = []  # of axes that stay side by side
-        for axis in axes:
-            if sizes[axis] == 1:
-                continue
-            last = runs[-1][-1] if runs else -2
-            between = range(last + 1, axis)
-            if last >= 0 and axis > last and all(sizes[a] == 1 for a in between):
-                runs[-1].append(axis)
-            else:
-                runs.append([axis])
-        lengths = {run[0]: math.prod(sizes[a] for a in run) for run in runs}
-        first = [run[0] for run in runs]
-        order = [sorted(first).index(axis) for axis in first]
-        inner = [lengths[axis] for axis in sorted(first)]
-        if order == list(range(len(order))):
-            return Transposition(1, 1, math.prod(inner))
-        if order == [1, 0]:
-            return Transposition(1, *inner)
-        if order == [0, 2, 1]:
-            return Transposition(*inner)
-        return None
+        """Elements of the source or of the result, whichever has more."""
+        return max(math.prod(self.sizes), math.prod(self.results))
 
 
 @dataclass(frozen=True)
@@ -72,6 +62,11 @@ class CastTransposeCall:
     tensors: tuple[Transposition, ...]
     scaled: bool = False
 
+    @property
+    def filled(self) -> bool:
+        """Whether axes are filled up or cut, of some tensors at least."""
+        return any(step.fills for step in self.tensors)
+
 
 def check(call: CastTransposeCall) -> Decision:
     """Whether there is a kernel for a call, or why there is none."""
@@ -80,4 +75,7 @@ def check(call: CastTransposeCall) -> Decision:
     for step in call.tensors:
         if not 0 < step.count < LIMIT:
             return no(f"{step}: from 1 to {LIMIT - 1} elements")
+        pairs = list(zip(step.sizes, step.fills, strict=True)) if step.fills else []
+        if any(min(fill) < 1 or size % fill[0] for size, fill in pairs):
+            return no(f"{step}: fills that its sizes are no multiples of")
     return YES if call.tensors else no("no tensor")

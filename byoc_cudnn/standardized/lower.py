@@ -23,7 +23,7 @@ from relay_wgrad.layout_rules.table import permute_axes
 from relay_wgrad.ops import batch_norm_train, batch_norm_train_backward
 from relay_wgrad.ops.train_norm import GROUP_BACKWARD, GROUP_FORWARD
 
-from ..cast_transpose.call import Transposition
+from ..cast_transpose.places import transposition
 from ..codegen.lowering import DirectEntry, Symbols, lower_together, written
 from .call import DTYPES, StandardizedCall, Weight
 from .codegen import STANDARDIZED
@@ -280,7 +280,7 @@ def _order(permuted: relax.Call | None, filters: int, row: int) -> tuple[int, in
     sizes = sizes_of(permuted.args[0].ty)
     if sizes is None or not all(isinstance(n, int) for n in sizes):
         return None
-    move = Transposition.of(sizes, list(permute_axes(permuted)))
+    move = transposition(sizes, list(permute_axes(permuted)))
     if move is None or move.count != filters * row:
         return None
     if 1 in (move.rows, move.columns):

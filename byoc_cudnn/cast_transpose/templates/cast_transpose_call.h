@@ -4,11 +4,20 @@
 
 #include <cstdint>
 
-// One tensor: (blocks, rows, columns) becomes (blocks, columns, rows).
+// One tensor: (blocks, rows, columns) becomes (blocks, columns, rows).  Every `from` elements along
+// one of these become `to`: zeros behind them, or those at their end left out.
+struct RelayWgradFill {
+  int64_t from, to;
+};
+
 struct RelayWgradCastTranspose {
   const void* source;
   void* result;
-  int64_t blocks, rows, columns;
+  int64_t sizes[3];  // of the source
+  RelayWgradFill fills[3];
+
+  int64_t after(int i) const { return sizes[i] / fills[i].from * fills[i].to; }
+  int64_t count() const { return after(0) * after(1) * after(2); }
 };
 
 // Many of them; `scale` is null where nothing is scaled.

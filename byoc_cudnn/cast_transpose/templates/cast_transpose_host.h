@@ -9,7 +9,7 @@ struct CastTransposes {
   const char* name;  // the kernel's
   Element source, result;
   bool scaled;
-  std::vector<std::vector<int64_t>> sizes;  // blocks, rows, columns of each tensor
+  std::vector<std::vector<int64_t>> sizes;  // of each tensor blocks, rows, columns, then their fills
 };
 
 __attribute__((noinline)) int call(const CastTransposes& row, const TVMFFIAny* args, int32_t count) {
@@ -20,14 +20,18 @@ __attribute__((noinline)) int call(const CastTransposes& row, const TVMFFIAny* a
   std::vector<RelayWgradCastTranspose> table;
   for (size_t i = 0; i < tensors; ++i) {
     const TensorView &source = views[i], &result = views[tensors + row.scaled + i];
-    const std::vector<int64_t>& sizes = row.sizes[i];
+    const std::vector<int64_t>& n = row.sizes[i];
+    const RelayWgradCastTranspose item{
+        pointer_of(&source), pointer_of(&result),
+        {n[0], n[1], n[2]}, {{n[3], n[4]}, {n[5], n[6]}, {n[7], n[8]}}};
     expect_dtype(row.words, "a source", source, row.source);
     expect_dtype(row.words, "a result", result, row.result);
     for (const TensorView* tensor : {&source, &result}) {
       expect_on_device(row.words, "a tensor", *tensor, views[0]);
-      expect_count(row.words, "a tensor", *tensor, sizes[0] * sizes[1] * sizes[2]);
     }
-    table.push_back({pointer_of(&source), pointer_of(&result), sizes[0], sizes[1], sizes[2]});
+    expect_count(row.words, "a source", source, n[0] * n[1] * n[2]);
+    expect_count(row.words, "a result", result, item.count());
+    table.push_back(item);
   }
   const float* scale = nullptr;
   if (row.scaled) {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,17 +16,21 @@ from tvm import relax
 
 from byoc_cudnn.cast_transpose import CAST_TRANSPOSES, CastTransposeCall, Transposition, check
 from byoc_cudnn.cast_transpose.lower import lower_cast_transposes
+from byoc_cudnn.cast_transpose.places import transposition
 from byoc_cudnn.norm.lower import lower_norms
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.graph.walk import variables_of
 from relay_wgrad.ir import op_name
 from relay_wgrad.training.step import ADJOINT, converted, step_module
-from tests.support.cast_transpose import moved, step
+from tests.support import cuda_emulated
+from tests.support.cast_transpose import chains, moved, placed, step
 from tests.support.compiled import virtual_machine
+from tests.support.cuda_emulated import aligned
 from tests.support.training_models import residual_net
 
 pytestmark = pytest.mark.usefixtures("registered")
 
+FILLED = ((2, 3), (1, 1), (1, 1))
 OIHW = [(8, 3, 3, 2), (4, 8, 1, 1), (5, 4, 1, 3), (6, 5, 2, 2)]
 
 
@@ -32,16 +39,15 @@ def test_every_permutation_that_is_a_transposition() -> None:
     for sizes in [(2, 3, 4, 5), (2, 1, 3, 1), (1, 3, 1, 4), (7, 1, 1, 1), (2, 3, 4)]:
         array = np.arange(np.prod(sizes)).reshape(sizes)
         for axes in itertools.permutations(range(len(sizes))):
-            move = Transposition.of(sizes, axes)
+            move = transposition(sizes, axes)
             if move is None:
                 continue
             known += 1
-            turned = array.reshape(move.blocks, move.rows, move.columns).swapaxes(1, 2)
-            assert (turned.ravel() == array.transpose(axes).ravel()).all(), (sizes, axes)
+            assert (placed(move, array) == array.transpose(axes).ravel()).all(), (sizes, axes)
     assert known > 40
-    assert Transposition.of((64, 32, 3, 3), (0, 2, 3, 1)) == Transposition(64, 32, 9)
-    assert Transposition.of((64, 32, 1, 1), (0, 2, 3, 1)) == Transposition(1, 1, 2048)
-    assert Transposition.of((2, 3, 4, 5), (1, 0, 2, 3)) is None
+    assert transposition((64, 32, 3, 3), (0, 2, 3, 1)) == Transposition(64, 32, 9)
+    assert transposition((64, 32, 1, 1), (0, 2, 3, 1)) == Transposition(1, 1, 2048)
+    assert transposition((2, 3, 4, 5), (1, 0, 2, 3)) is None
 
 
 def test_what_there_is_no_kernel_for() -> None:
@@ -57,6 +63,7 @@ def test_what_there_is_no_kernel_for() -> None:
             "elements",
         ),
         (CastTransposeCall("f-", "float32", "float16", (Transposition(1, 2, 3),)), "no identifier"),
+        (CastTransposeCall("f", "float32", "float16", (Transposition(5, 1, 1, FILLED),)), "fills"),
     ):
         assert reason in check(call).reason
 
@@ -92,7 +99,7 @@ def test_a_step_has_one_call_at_either_end(scaled: bool) -> None:
 
 
 def _transpositions(shapes: Any, axes: Any, back: bool = False) -> tuple[Transposition, ...]:
-    found = [Transposition.of(shape, axes) for shape in shapes]
+    found = [transposition(shape, axes) for shape in shapes]
     return tuple(Transposition(m.blocks, m.columns, m.rows) if back else m for m in found if m)
 
 
@@ -207,3 +214,97 @@ def test_results_that_are_reshapes_are_copied_together() -> None:
     got, want = (_run(m, values) for m in (mod.without_attr("external_mods"), before))
     for a, b in zip(got, want, strict=True):
         assert np.array_equal(a, b)
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("to_float", [False, True])
+def test_chains_at_random(seed: int, to_float: bool) -> None:
+    """Whatever goes together has the bits that each chain has alone."""
+    before, made = chains(seed, to_float)
+    mod, entries = lower_cast_transposes(before, 90)
+    relax.analysis.well_formed(mod)
+    (module,) = mod.attrs["external_mods"]
+    calls = calls_of(module.inspect_source(), "float16" if to_float else "float32", to_float)
+    for entry in entries:
+        call = calls[entry.symbol]
+        tvm_ffi.register_global_func(entry.symbol, _by_numpy(call), override=True)
+    assert sum(len(call.tensors) for call in calls.values()) >= 6
+    assert any(call.filled for call in calls.values())
+    rng = np.random.default_rng(seed)
+    source = "float16" if to_float else "float32"
+    values = [rng.standard_normal(chain.sizes).astype(source) for chain in made]
+    got, want = (
+        _run(m, [*values, np.float32(3)]) for m in (mod.without_attr("external_mods"), before)
+    )
+    for chain, a, b in zip(made, got, want, strict=True):
+        assert np.array_equal(a, b), str(chain)
+
+
+def calls_of(source: str, dtype: str, scaled: bool) -> dict[str, CastTransposeCall]:
+    """The calls that a generated source exports, by its rows of numbers."""
+    row = r'^    \{"[^"]*", \w+, "\w+",\n.*\n.*\n     (\{\{.*\}\})\},$'
+    rows = re.findall(row, source, re.MULTILINE)
+    tensors = []
+    for text in rows:
+        numbers = [tuple(map(int, one.split(","))) for one in re.findall(r"\{([\d, ]+)\}", text)]
+        tensors.append(
+            tuple(
+                Transposition(n[0], n[1], n[2], ((n[3], n[4]), (n[5], n[6]), (n[7], n[8])))
+                for n in numbers
+            )
+        )
+    symbols = re.findall(r"__tvm_ffi_(\w+)\(void.*\n  return call\(kRows\[(\d+)\]", source)
+    result = "float32" if dtype == "float16" else "float16"
+    return {
+        symbol: CastTransposeCall(symbol, dtype, result, tensors[int(at)], scaled)
+        for symbol, at in symbols
+    }
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("source", ctypes.c_void_p), ("result", ctypes.c_void_p),
+        ("sizes", ctypes.c_int64 * 3), ("fills", ctypes.c_int64 * 6),
+    )  # fmt: skip
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        ("tensors", ctypes.POINTER(_Tensor)), ("count", ctypes.c_int64),
+        ("scale", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+MOVES = (
+    Transposition(16, 13, 9, ((8, 12), (13, 16), (1, 1))), Transposition(1, 1, 26, FILLED[::-1]),
+    Transposition(32, 9, 32, ((32, 26), (1, 1), (16, 13))), Transposition(5, 7, 3),
+    Transposition(1, 1, 2100), Transposition(48, 1, 64, ((24, 26), (1, 1), (64, 50))),
+)  # fmt: skip
+
+
+@pytest.mark.longer_cases("None", "3.0-False", why="256 threads emulated for each tile")
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("scale", [None, 3.0])
+def test_kernel(tmp_path: Path, filled: bool, scale: float | None) -> None:
+    """On an emulated device, of more tensors than a launch's table holds, NaN among them."""
+    moves = tuple(move for move in MOVES if filled or not move.fills) * 12
+    call = CastTransposeCall("f", "float32", "float16", moves, scale is not None)
+    assert call.filled is filled
+    rng = np.random.default_rng(0)
+    sources = [aligned(rng.standard_normal(m.sizes).astype("float32")) for m in moves]
+    sources[0].flat[1] = np.nan
+    results = [aligned(np.full(m.results, 7, "float16")) for m in moves]
+    table = (_Tensor * len(moves))()
+    for i, move in enumerate(moves):
+        table[i].source, table[i].result = sources[i].ctypes.data, results[i].ctypes.data
+        table[i].sizes[:] = move.sizes
+        table[i].fills[:] = [n for pair in move.fills or ((1, 1),) * 3 for n in pair]
+    kept = ctypes.c_float(scale or 0)
+    factor = None if scale is None else ctypes.addressof(kept)
+    name = CAST_TRANSPOSES.kernel_of(call)
+    own = cuda_emulated.loaded(tmp_path, name)
+    assert getattr(own, name)(ctypes.byref(_Call(table, len(moves), factor)), None) == 0
+    want = moved(call, sources, 1.0 if scale is None else scale)
+    for move, a, b in zip(moves, results, want, strict=True):
+        assert np.array_equal(a.ravel(), b, equal_nan=True), move
