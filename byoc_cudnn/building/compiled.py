@@ -47,8 +47,9 @@ _OLDEST = 75  # the first GPUs whose half-precision tensor cores all libraries u
 
 # Of these a forward call and its backward call go together.
 _PAIRS = (lower_standardized, lower_norms, lower_pools)
-# Joins take the sums that are left, casts the weights' gradients.
-_SINGLE = (lower_joins, lower_point_weights, lower_cast_transposes, lower_updates)
+# Casts take the weights' gradients, and what fills up filters, which would be joins; joins take the
+# sums that are left.
+_SINGLE = (lower_point_weights, lower_cast_transposes, lower_joins, lower_updates)
 FAMILIES = (CAST_TRANSPOSES, JOINS, NORMS, POINT_WEIGHTS, POOLS, STANDARDIZED, UPDATES)
 
 

@@ -26,6 +26,7 @@ from ..pipeline.storages import static_bytes
 from ..problem import DTYPES
 from ..transform import grad
 from ..transform.depth_forms import AUTO, Wanted
+from ..transform.filled_channels import filled_channels
 from ..transform.grad import adjoint_name
 from ..transform.mask_order import masks_early
 from ..transform.mixed_precision import accumulate_wide, mixed_precision
@@ -125,6 +126,7 @@ def differentiated(
         module = mixed_precision(
             module, "main", dtype=str(dtype), promoted=raise_norms, rounded_products=rounded
         )
+        module = filled_channels(module, "main", kept) if raise_norms else module
     if factor is not None:
         module = _with_factor(module, factor)
         target = len(module["main"].body.body.fields) - 1
