@@ -33,6 +33,7 @@ from ..graph.rebuild import Writer, substitute, with_bindings
 from ..graph.walk import dataflow_block, variables_of
 from ..ir import op_name
 from ..layout_rules.in_layout import sizes_of
+from ..ops.resample import NAME as RESAMPLE
 from ..ops.train_norm import FORWARD as NORM
 from .space_to_depth import FPROP_NAME
 
@@ -53,7 +54,6 @@ _ELEMENTS = frozenset({
 })  # fmt: skip
 _WINDOWS = frozenset({
     "relax.nn.avg_pool2d", "relax.nn.max_pool2d", "relax.nn.adaptive_avg_pool2d",
-    "relax.image.resize2d",
 })  # fmt: skip
 _AXIS = 1  # of channels
 
@@ -178,6 +178,8 @@ class _Found:
             axes = value.attrs.axis
             over = axes is not None and sorted(int(a) % 4 for a in axes) == [2, 3]
             return over and bool(value.attrs.keepdims) and self._alike(var, [value.args[0]])
+        if name == RESAMPLE:
+            return int(value.attrs["axis"]) in (2, 3) and self._alike(var, [value.args[0]])
         if name in _WINDOWS:
             layout = str(getattr(value.attrs, "layout", ""))
             return layout == "NCHW" and self._alike(var, [value.args[0]])

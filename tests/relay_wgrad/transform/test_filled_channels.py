@@ -49,7 +49,7 @@ class Drawn(nn.Module):
         whole = self.width * self.count
         self.first = Unit(3, whole, 1)
         self.kinds = [
-            str(rng.choice(["unit", "pool", "max", "silu", "gate", "mean", "none"]))
+            str(rng.choice(["unit", "pool", "max", "silu", "gate", "mean", "one", "up", "none"]))
             for _ in range(self.count)
         ]
         self.units = nn.ModuleList(Unit(self.width, self.width) for _ in self.kinds)
@@ -70,6 +70,8 @@ class Drawn(nn.Module):
             "max": lambda x: F.max_pool2d(x, 3, 1, 1),
             "silu": F.silu,
             "mean": lambda x: x * x.mean((2, 3), keepdim=True),
+            "one": lambda x: x * F.adaptive_avg_pool2d(x, 1),
+            "up": lambda x: F.avg_pool2d(F.interpolate(x, scale_factor=2, mode="bilinear"), 2),
             "none": lambda x: x,
         }
         return steps[kind](x)
