@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 import byoc_cudnn
-from tests.support.cast_transpose import step
+from tests.support.cast_transpose import chains, step
 from tests.support.gpu.runner import choose_compiler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
@@ -44,3 +44,21 @@ def test_as_on_the_cpu(half: str, scaled: bool) -> None:
     for shape, a, b in zip(shapes, got, want, strict=True):
         different = int((a.numpy() != b.numpy()).sum())
         assert different == 0, f"{shape}: {different} of {a.numpy().size}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("to_float", [False, True])
+def test_packs_that_are_filled_or_cut(seed: int, to_float: bool) -> None:
+    mod, made = chains(seed, to_float)
+    source = "float16" if to_float else "float32"
+    rng = np.random.default_rng(seed)
+    values = [rng.standard_normal(chain.sizes).astype(source) for chain in made]
+    values.append(np.float32(3))
+    device = tvm.cuda(0)
+    library = byoc_cudnn.build(mod)
+    assert "cast_transpose" in [entry.op for entry in library.direct]
+    got = library.virtual_machine(device)["main"](*(tvm.runtime.tensor(v, device) for v in values))
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    want = vm["main"](*(tvm.runtime.tensor(v) for v in values))
+    for chain, a, b in zip(made, got, want, strict=True):
+        assert np.array_equal(a.numpy(), b.numpy()), str(chain)

@@ -15,6 +15,7 @@ from tvm import relax
 from relay_wgrad.frontend import from_torch
 from relay_wgrad.graph.walk import bindings_of
 from relay_wgrad.ir import op_name
+from relay_wgrad.training.step import ADJOINT, converted, step_module
 from relay_wgrad.transform import grad
 from relay_wgrad.transform.filled_channels import filled_channels
 from relay_wgrad.transform.raise_norm import raise_batch_norm
@@ -193,3 +194,28 @@ def test_a_tensor_that_is_kept_stays() -> None:
     ]
     assert filled_channels(mod, "main", names[:1]).same_as(mod)
     assert not filled_channels(mod, "main", names[1:]).same_as(mod)
+
+
+def test_a_step_in_half_precision() -> None:
+    """Channels last, the first layer on blocks of pixels; all gradients beside autograd's."""
+    network = Drawn(0)
+    x = torch.from_numpy(image(3, 4))
+    graph = from_torch(network.float().train(), (x.float(),))
+    step = step_module(graph, dtype="float16", raise_norms=True, wide_weight_gradients=False)
+    step = converted(step, "NHWC", blocks=True)
+    calls = [b for b in bindings_of(step[ADJOINT]) if op_name(b.value) == "relax.nn.conv2d"]
+    assert all(int(t.ty.shape.values[-1]) % 8 == 0 for b in calls for t in (b.value.args[0], b.var))
+    labels = np.arange(4, dtype="int64")
+    values = dict(graph.params.items()) | {"x": x.float().numpy(), "labels": labels}
+    args = [tvm.runtime.tensor(values[str(param.name)]) for param in step[ADJOINT].params]
+    got = [leaf.numpy() for leaf in leaves(virtual_machine(step)[ADJOINT](*args)[1])]
+    exact = network.double().train()
+    F.cross_entropy(exact(x), torch.from_numpy(labels)).backward()
+    want = [p.grad.numpy() for p in exact.parameters() if p.grad is not None]
+    norm = np.sqrt(sum((w**2).sum() for w in want))
+    assert len(got) == len(graph.trainable)
+    found = [g for g in got if np.abs(g).sum() > 0]
+    assert sorted(g.shape for g in found) == sorted(w.shape for w in want)
+    error = np.sqrt(sum(((g - w) ** 2).sum() for g, w in zip(found, want, strict=True)))
+    # Normalizations of few pixels amplify half's rounding: 3 % here.
+    assert error < 0.1 * norm
