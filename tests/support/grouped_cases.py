@@ -8,7 +8,9 @@ from byoc_cudnn.backends.cuda_direct.check import EPILOGUES
 from byoc_cudnn.backends.cuda_direct.families import FAMILIES
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-FAMILY_NAMES = ("grouped", "few", "depthwise_bands", "first", "depthwise_shares", "planes")
+FAMILY_NAMES = (
+    "grouped", "few", "depthwise_bands", "first", "depthwise_shares", "planes", "narrow"
+)  # fmt: skip
 KINDS_OF = {name: tuple(ConvKind) for name in FAMILY_NAMES}
 KINDS_OF["first"] = (ConvKind.FPROP, ConvKind.WGRAD)  # of an image there is no gradient
 FAMILY_KINDS = tuple((family, kind) for family in FAMILY_NAMES for kind in KINDS_OF[family])
@@ -28,6 +30,7 @@ SPECIAL = tuple(
         "n=1 c=3 h=5 w=7 k=16 r=3 s=3 pad=1,1,1,1",
         "n=2 c=1 h=5 w=8 k=8 r=2 s=3 stride=3,3 pad=0,2,1,1",
         "n=1 c=4 h=9 w=9 k=8 r=4 s=4 stride=4,4",
+        "n=2 c=24 h=5 w=18 k=40 r=3 s=3 pad=1,1,1,1",
     )
 )
 
@@ -67,6 +70,9 @@ def drawn(
         elif family == "planes":
             groups, r, s, stride, dilation = 1, 3, 3, 1, 1
             cg, kg = (32 * int(x) for x in rng.choice([1, 1, 2] if small else [1, 1, 2, 3], 2))
+        elif family == "narrow":
+            groups, stride, dilation = 1, 1, 1
+            cg, kg = (8 * int(x) for x in rng.integers(1, 6 if small else 17, 2))
         else:
             groups, kg = 1, int(rng.integers(1, 9))
             cg = 8 * int(rng.integers(1, 9 if small else 49))

@@ -203,6 +203,20 @@ def _few() -> list[Shape]:
     ]  # fmt: skip
 
 
+def _narrow() -> list[Shape]:
+    """Few channels, of DLA's, HRNet's, Res2Net's, GhostNet's and ResNet-D's first stages, sizes and
+    numbers of filters between them."""
+    return [
+        *(_conv(c, h, k, 3) for c, h, k in (
+            (16, 224, 16), (8, 112, 8), (16, 112, 32), (32, 112, 32), (24, 112, 24), (24, 56, 24),
+            (32, 56, 32), (40, 56, 40), (16, 56, 64), (64, 56, 16), (48, 56, 32), (40, 28, 40),
+            (24, 28, 48), (8, 28, 64),
+        )),
+        _conv(16, 28, 48, 5), _conv(32, 28, 32, 5), _conv(16, 112, 16, 5), _conv(24, 112, 24, 1),
+        _conv(8, 112, 16, 1), _conv(16, 224, 32, 3, 2), _conv(24, 56, 48, 3, 2),
+    ]  # fmt: skip
+
+
 def _dcgan() -> list[Shape]:
     """DCGAN's generator for 64×64: Radford et al. 2015 (arXiv 1511.06434) in the sizes of PyTorch's
     example (4×4 taps, 100 random numbers, 64 channels before the image)."""
@@ -250,8 +264,11 @@ SUITES: dict[str, Callable[[], list[Shape]]] = {
     "regnet": _regnet,
     "first": _first,
     "few": _few,
+    "narrow": _narrow,
 }
-_PARTS = frozenset({"keras", "few"})  # not whole networks: their first layer is not the network's
+_PARTS = frozenset(
+    {"keras", "few", "narrow"}
+)  # not whole networks: their first layer is not the network's
 _ALL_FIRST = frozenset({"first"})
 
 

@@ -7,6 +7,7 @@ from . import (
     few_filters,
     first_layer,
     grouped,
+    narrow,
     planes,
 )
 from .family import Family
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Family] = {
         depthwise_bands.FAMILY,
         depthwise_shares.FAMILY,
         grouped.FAMILY,
+        narrow.FAMILY,
         few_filters.FAMILY,
         first_layer.FAMILY,
         planes.FAMILY,

@@ -1,7 +1,7 @@
 """Which convolutions go to our own kernels only because they are faster than cuDNN's.
 
 By an H200's times, PyTorch's with `cudnn.benchmark` beside them in the same run (`gpu_*_h200.json`
-of the benchmarks' results for depthwise, grouped and first layers): what was not
+of the benchmarks' results for depthwise, grouped, narrow and first layers): what was not
 measured there, in kind, shape or dtype, is not known to be faster.  A trainer on sm_90 (its
 `Options.helpers`) and `cuda_direct={"faster": True}` take what this says and nothing else.
 """
@@ -17,7 +17,7 @@ from ...decision import YES, Decision, no
 from ..assumed_sizes import sized
 from . import check
 from .check import Options
-from .family import of_planes
+from .family import ceil_div, of_planes
 from .first_layer import MOST_CHANNELS
 from .model import ranked
 
@@ -130,6 +130,29 @@ BFLOAT16: dict[Shape, Times] = {
 }  # fmt: skip
 """The same of what was measured in bfloat16."""
 
+NARROW: dict[tuple[ConvKind, int, int, int], dict[int, tuple[int, int]]] = {
+    (_FPROP, 3, 3, 1): {8: (64, 64), 16: (48, 48), 24: (64, 64), 32: (32, 32), 40: (40, 40),
+                        48: (32, 32), 64: (32, 32)},
+    (_DGRAD, 3, 3, 1): {8: (64, 64), 16: (64, 64), 24: (16, 64), 32: (24, 64), 40: (24, 24),
+                        48: (0, 16)},
+    (_WGRAD, 3, 3, 1): {8: (64, 64), 16: (64, 64), 24: (64, 64), 32: (48, 64), 40: (40, 40),
+                        48: (32, 32), 64: (24, 24)},
+    (_DGRAD, 3, 3, 2): {16: (0, 32), 24: (48, 48)}, (_WGRAD, 3, 3, 2): {24: (48, 0)},
+    (_FPROP, 5, 5, 1): {8: (16, 16), 16: (48, 48), 24: (24, 32), 32: (32, 32)},
+    (_DGRAD, 5, 5, 1): {8: (16, 16), 16: (48, 48), 24: (0, 32), 32: (32, 32)},
+    (_WGRAD, 5, 5, 1): {8: (16, 16), 16: (48, 48), 24: (32, 64), 32: (32, 32)},
+    (_FPROP, 1, 1, 1): {8: (0, 16), 24: (0, 40), 40: (0, 24), 72: (0, 24)},
+    (_DGRAD, 1, 1, 1): {8: (0, 48), 16: (0, 32), 24: (0, 40)},
+    (_WGRAD, 1, 1, 1): {8: (0, 48), 24: (0, 72), 40: (0, 40), 72: (0, 24)},
+    (_FPROP, 4, 1, 1): {48: (0, 64)}, (_WGRAD, 4, 1, 1): {48: (0, 48)},
+    (_FPROP, 7, 1, 1): {24: (0, 64)}, (_WGRAD, 7, 1, 1): {24: (0, 64)},
+}  # fmt: skip
+"""Of one group, in float16 and bfloat16: (kind, taps down, taps across, stride) -> channels -> the
+most filters with which no size that was measured took more than 0.93 of cuDNN's time
+(`gpu_narrow_h200.json`): results of 50,000 pixels or more, and of 200,000 or more."""
+SMALL, LARGE = 50_000, 200_000
+FULL = 0.8  # of columns taken by sixteen, at least: 14 of 16 were measured
+
 SLOWER: dict[Shape, tuple[int, int, float]] = {
     (_WGRAD, 336, 48, 3, 2): (256, 256, 1.00),
     (_WGRAD, 2688, 12, 3, 1): (256, 256, 0.98),
@@ -194,6 +217,25 @@ def slower(problem: ConvProblem) -> float | None:
     return row[2] if isinstance(p.n, int) and row[0] <= p.n <= row[1] else None
 
 
+def narrow(problem: ConvProblem) -> Decision:
+    """Whether a dense convolution of few channels is known to be faster."""
+    p, known = problem, sized(problem)
+    most = NARROW.get((p.kind, p.r, p.s, p.strides[0]), {}).get(p.c, (0, 0))
+    columns = known.w if p.kind is _DGRAD else known.q
+    pixels = known.n * known.p * known.q
+    what = (
+        f"{p.kind.value} of {p.r}x{p.s}, strides {p.strides}, dilation {p.dilation}, C={p.c} and"
+        f" K={p.k} of one group"
+    )
+    if p.k > max(most) or set(p.dilation) != {1}:
+        return no(f"not known to be faster than cuDNN's: {what} was not measured, or not faster")
+    if pixels < SMALL or p.k > most[pixels >= LARGE]:
+        return no(f"not known to be faster than cuDNN's: {what}, of {pixels} pixels")
+    if columns < FULL * 16 * ceil_div(columns, 16):
+        return no(f"not known to be faster than cuDNN's: rows of {columns} were not measured")
+    return YES
+
+
 def faster(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
     """Whether a problem that `check` takes is also known to be faster than by cuDNN."""
     if not (decision := check.check(problem, epilogue, oldest)):
@@ -205,6 +247,8 @@ def faster(problem: ConvProblem, epilogue: str, oldest: int = 80) -> Decision:
     if not times:
         of = " and ".join(dtype for dtype, some in shared.items() if some)
         return no(f"not known to be faster than cuDNN's: measured is {of}")
+    if known not in times and p.rank == 2 and p.groups == 1 and p.c > MOST_CHANNELS:
+        return narrow(p)
     taps = "x".join(map(str, p.taps))
     if known not in times or set(p.taps) != {known[3]} or set(p.strides) != {known[4]}:
         return no(

@@ -57,8 +57,8 @@ def merged(problem: ConvProblem) -> int:
 
 def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p = problem
-    if p.groups == 1:
-        return no("one group")
+    if p.groups == 1 and set(p.strides) == set(p.dilation) == {1}:
+        return no("one group without strides or dilation")  # of few channels it is `narrow`'s
     if not (decision := tensor_cores.accepts(p, "grouped convolutions")):
         return decision
     cg, kg, many = p.c // p.groups, p.k // p.groups, merged(p)

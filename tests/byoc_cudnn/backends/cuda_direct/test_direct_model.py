@@ -27,7 +27,7 @@ from byoc_cudnn.backends.cuda_direct.faster import (
 )
 from byoc_cudnn.backends.cuda_direct.kernels import PREFIX, Kernel
 from byoc_cudnn.backends.cuda_direct.model import ranked
-from relay_wgrad.problem import ConvProblem
+from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.partition_cases import problem_module
 
 MEASURED = (
@@ -154,6 +154,32 @@ def test_what_is_faster_from_a_size_on(monkeypatch: pytest.MonkeyPatch) -> None:
     p = ConvProblem.parse(LINE.format("fprop"))
     monkeypatch.setitem(CUDNN, shape_of(p), (1.52, 0.8, 192))
     assert "known to be faster from 192 MB on" in faster(p, "").reason
+
+
+NARROW = "{} n=64 c=24 h=56 w=56 k=32 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC dtype=f16/f16/f16"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "reason"),
+    [
+        *((kind, (), "") for kind in ConvKind),
+        (ConvKind.FPROP, ("f16/f16/f16", "bf16/bf16/bf16"), ""),
+        (ConvKind.DGRAD, ("h=56 w=56", "h=28 w=28"), "C=24 and K=32 of one group, of 50176 pixels"),
+        (ConvKind.FPROP, ("n=64", "n=8"), "of one group, of 25088 pixels"),
+        (ConvKind.FPROP, ("h=56 w=56", "h=120 w=17"), "rows of 17 were not measured"),
+        (ConvKind.FPROP, ("c=24", "c=56"), "C=56 and K=32 of one group was not measured"),
+        (ConvKind.FPROP, ("k=32", "k=72"), "C=24 and K=72 of one group was not measured"),
+        (ConvKind.FPROP, ("k=32", "k=32 dil=2,2"), "dilation (2, 2), C=24 and K=32"),
+        (ConvKind.WGRAD, ("dtype=f16/f16/f16", "dtype=f16/f32/f16"), "measured is float16"),
+    ],
+)
+def test_which_narrow_ones_are_known_to_be_faster(
+    kind: ConvKind, changed: tuple[str, str], reason: str
+) -> None:
+    line = NARROW.format(kind.value)
+    decision = faster(ConvProblem.parse(line.replace(*changed) if changed else line), "")
+    assert bool(decision) is not bool(reason)
+    assert reason in decision.reason
 
 
 STEM = (

@@ -22,6 +22,7 @@ from tests.support.partition_cases import problem_module
 LINES = {
     "grouped": "{} n=64 c=448 h=28 w=28 k=448 r=3 s=3 pad=1,1,1,1 groups=8",
     "few": "{} n=64 c=320 h=64 w=64 k=4 r=3 s=3 pad=1,1,1,1",
+    "narrow": "{} n=64 c=24 h=56 w=56 k=24 r=3 s=3 pad=1,1,1,1",
     "first": "{} n=64 c=3 h=224 w=224 k=64 r=3 s=3 pad=1,1,1,1",
 }
 CASES = [

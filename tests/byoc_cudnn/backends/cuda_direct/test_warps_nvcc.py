@@ -19,7 +19,7 @@ from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.codegen.direct import missing
 from relay_wgrad.problem import ConvKind, ConvProblem
 
-pytestmark = pytest.mark.longer("nvcc, of 37 kernels")
+pytestmark = pytest.mark.longer("nvcc, of 40 kernels")
 
 # With an epilogue of fprop and dgrad.
 LAYERS = (
@@ -27,6 +27,7 @@ LAYERS = (
     ("n=64 c=512 h=28 w=28 k=512 r=3 s=3 stride=2,2 pad=1,1,1,1 groups=32", ("residual",)),
     ("n=64 c=96 h=56 w=56 k=96 r=7 s=7 pad=3,3,3,3 groups=96", ("residual",)),
     ("n=64 c=320 h=64 w=64 k=4 r=3 s=3 pad=1,1,1,1", ("bias",)),
+    ("n=64 c=32 h=56 w=56 k=32 r=3 s=3 pad=1,1,1,1", ("bias", "relu")),
     ("n=64 c=3 h=224 w=224 k=64 r=7 s=7 stride=2,2 pad=3,3,3,3", ("bias", "relu")),
 )
 # Bytes of a thread, so that two blocks fit.

@@ -27,7 +27,7 @@ def races(folder: Path, found: list[Case], without: str) -> int:
 
 
 @pytest.mark.longer_cases(
-    "grouped", "few", "first", "depthwise_shares", "depthwise_bands-ConvKind.W"
+    "grouped", "few", "first", "narrow", "depthwise_shares", "depthwise_bands-ConvKind.W"
 )
 @pytest.mark.parametrize(
     ("family", "kind", "without"),
@@ -39,6 +39,8 @@ def races(folder: Path, found: list[Case], without: str) -> int:
         ("grouped", ConvKind.FPROP, "__syncthreads();"),
         ("few", ConvKind.WGRAD, "__syncthreads();"),
         ("first", ConvKind.FPROP, "__syncthreads();"),
+        ("narrow", ConvKind.FPROP, "__syncthreads();"),
+        ("narrow", ConvKind.WGRAD, "__syncthreads();"),
     ],
 )
 def test_what_is_left_out_is_found(
