@@ -21,8 +21,9 @@ _WARPS, _HIGH, _COLUMNS = (4, 8, 16), (2, 4, 8), (16, 32, 64)  # of a block; row
 _SUMS = {ConvKind.FPROP: 96, ConvKind.DGRAD: 96, ConvKind.WGRAD: 112}  # registers of a thread's
 _PRODUCT = 16 * 8 * 16 / (0.62 * 2048)  # cycles of a multiprocessor, as `mma.sync` reaches
 _LOAD = 4.0  # cycles of four matrices from shared memory
-_ALONE, _TOGETHER = 1.0, 0.1
-_TILE = 600.0  # cycles before and after a tile's products
+_ALONE, _TOGETHER = 2.0, 0.1
+_TURNED, _ADDED = 0.25, 0.3  # microseconds of a thread's 8 filters; of another warp's sums
+_TILE = 300.0  # cycles before and after a tile's products
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,10 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     resident = z.resident(kind)
     busy = z.warps * (products * _PRODUCT + loads * _LOAD) + copied / 64 + _TILE / resident**0.5
     blocks_at_once = launch_time.MULTIPROCESSORS * resident
+    filters = p.k * p.c * p.r * p.s / 8 / (32 * z.warps) if kind is ConvKind.DGRAD else 0.0
+    # The first tile's copies and the last one's results have nothing to hide behind.
+    begin = 1.5 * copied * resident * launch_time.MULTIPROCESSORS / launch_time.BANDWIDTH
+    begin += _TURNED * filters
     alone = 1 + _ALONE / (resident * z.warps) + _TOGETHER * (z.warps > 8)
     cycles = ceil_div(tiles, blocks_at_once) * resident * busy * alone
     again = tiles * copied * 0.15
@@ -145,8 +150,8 @@ def _us(problem: ConvProblem, numbers: Numbers, arch: int) -> float:
     both = launch_time.norm(2.0, cycles / launch_time.CLOCK, memory)
     if kind is ConvKind.WGRAD:
         parts = min(tiles, launch_time.MULTIPROCESSORS * resident)
-        both += parts * p.k * p.c * p.r * p.s * 4 / 2.0e6
-    return tensor_cores.us(p, both)
+        both += parts * p.k * p.c * p.r * p.s * 4 / 2.0e6 + _ADDED * (z.apart - 1)
+    return tensor_cores.us(p, both + begin)
 
 
 FAMILY = Family(

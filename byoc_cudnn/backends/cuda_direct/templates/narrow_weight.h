@@ -99,21 +99,34 @@ __global__ void __launch_bounds__(Z::THREADS, NarrowWeight<Z>::RESIDENT)
       }
     }
   }
-  // One after another, so that the order is always the same.
+  // One after another, so that the order is always the same; four sums at a time.
 #pragma unroll 1
   for (int other = 1; other < W::APART; ++other) {
     __syncthreads();
-    const Spot mine = stages + static_cast<Spot>((warp % (Z::WARPS / W::APART) * W::SUMS * 32 + lane) * 4);
+    const Spot mine = stages + static_cast<Spot>(warp % (Z::WARPS / W::APART) * W::SUMS * 128 + lane * 16);
+    if (apart == other) {
 #pragma unroll
-    for (int i = 0; i < W::SUMS; ++i) {
-      float& sum = sums[i / (4 * Z::R)][i / 4 % Z::R][i % 4];
-      if (apart == other) write_f(mine + static_cast<Spot>(i * 128), sum);
+      for (int i = 0; i < W::SUMS / 4; ++i) {
+        uint4 bits;
+        memcpy(&bits, sums[i / Z::R][i % Z::R], sizeof(bits));
+        write_16(mine + static_cast<Spot>(i * 512), bits);
+      }
     }
     __syncthreads();
+    if (apart > 0) continue;
 #pragma unroll
-    for (int i = 0; i < W::SUMS; ++i) {
-      float& sum = sums[i / (4 * Z::R)][i / 4 % Z::R][i % 4];
-      if (apart == 0) sum += read_f(mine + static_cast<Spot>(i * 128));
+    for (int i = 0; i < W::SUMS / 4; i += Z::R) {
+      float4 more[Z::R];  // on their way together
+#pragma unroll
+      for (int r = 0; r < Z::R; ++r) {
+        const uint4 bits = read_16(mine + static_cast<Spot>((i + r) * 512));
+        memcpy(&more[r], &bits, sizeof(bits));
+      }
+#pragma unroll
+      for (int r = 0; r < Z::R; ++r) {
+        float(&sum)[4] = sums[i / Z::R][r];
+        sum[0] += more[r].x, sum[1] += more[r].y, sum[2] += more[r].z, sum[3] += more[r].w;
+      }
     }
   }
   if (apart > 0) return;
