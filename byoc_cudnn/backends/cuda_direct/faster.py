@@ -131,11 +131,11 @@ BFLOAT16: dict[Shape, Times] = {
 """The same of what was measured in bfloat16."""
 
 NARROW: dict[tuple[ConvKind, int, int, int], dict[int, tuple[int, int]]] = {
-    (_FPROP, 3, 3, 1): {8: (64, 64), 16: (48, 48), 24: (64, 64), 32: (32, 32), 40: (40, 40),
+    (_FPROP, 3, 3, 1): {8: (0, 64), 16: (0, 48), 24: (0, 64), 32: (0, 32), 40: (40, 40),
                         48: (32, 32), 64: (32, 32)},
-    (_DGRAD, 3, 3, 1): {8: (64, 64), 16: (64, 64), 24: (16, 64), 32: (24, 64), 40: (24, 24),
+    (_DGRAD, 3, 3, 1): {8: (64, 64), 16: (64, 64), 24: (16, 64), 32: (64, 64), 40: (24, 24),
                         48: (0, 16)},
-    (_WGRAD, 3, 3, 1): {8: (64, 64), 16: (64, 64), 24: (64, 64), 32: (48, 64), 40: (40, 40),
+    (_WGRAD, 3, 3, 1): {8: (64, 64), 16: (0, 64), 24: (64, 64), 32: (48, 64), 40: (40, 40),
                         48: (32, 32), 64: (24, 24)},
     (_DGRAD, 3, 3, 2): {16: (0, 32), 24: (48, 48)}, (_WGRAD, 3, 3, 2): {24: (48, 0)},
     (_FPROP, 5, 5, 1): {8: (16, 16), 16: (48, 48), 24: (24, 32), 32: (32, 32)},
@@ -148,8 +148,8 @@ NARROW: dict[tuple[ConvKind, int, int, int], dict[int, tuple[int, int]]] = {
     (_FPROP, 7, 1, 1): {24: (0, 64)}, (_WGRAD, 7, 1, 1): {24: (0, 64)},
 }  # fmt: skip
 """Of one group, in float16 and bfloat16: (kind, taps down, taps across, stride) -> channels -> the
-most filters with which no size that was measured took more than 0.93 of cuDNN's time
-(`gpu_narrow_h200.json`): results of 50,000 pixels or more, and of 200,000 or more."""
+most filters with which no size that was measured took more than 0.93 of cuDNN's time: results of
+50,000 pixels or more, and of 200,000 or more (the lab notebook; `gpu_narrow_h200.json`)."""
 SMALL, LARGE = 50_000, 200_000
 FULL = 0.8  # of columns taken by sixteen, at least: 14 of 16 were measured
 
