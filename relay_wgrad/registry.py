@@ -33,6 +33,7 @@ LEVEL = 11
 SUPPORTED = ((0, 27), (0, 28))  # tested TVM: from, up to
 _OWNER = "relay_wgrad.owner"  # marks ops that are ours, whichever copy of this module made them
 
+_DECIDE = (opdef.INFER_TYPE, opdef.GRADIENT)  # what passes over Relax make of a module
 _lock = threading.RLock()
 _saved: dict[tuple[str, str], Any] = {}  # (op, rule) -> upstream's value, None where it had none
 _installed: dict[tuple[str, str], Any] = {}  # (op, rule) -> ours, as TVM gives it back
@@ -142,6 +143,32 @@ def upstream_rule(op_name: str, key: str) -> Any:
         return _saved[op_name, key]
     op = Op.get(op_name)
     return op.get_attr(key) if op.has_attr(key) else None
+
+
+def rules_are_known() -> bool:
+    """Whether the rules that decide what differentiation makes of a module are ours, and else
+    those that were there when this package was loaded.
+
+    One that someone else has registered since, of an operator of theirs say, is a function that no
+    digest can tell from another.
+    """
+    known = {**_loaded, **_installed}
+    return all(
+        known.get(of) is not None and known[of].same_as(rule)
+        for of, rule in _rules().items() if rule is not None
+    )  # fmt: skip
+
+
+def _rules() -> dict[tuple[str, str], Any]:
+    """The rules of Relax's operators that decide on a module, None where there is none."""
+    return {
+        (name, key): op.get_attr(key) if op.has_attr(key) else None
+        for name in map(str, Op.list_op_names()) if name.startswith("relax.")
+        for op in [Op.get(name)] for key in _DECIDE
+    }  # fmt: skip
+
+
+_loaded = _rules()
 
 
 def legalizations() -> dict[str, Callable[..., Any]]:

@@ -78,3 +78,17 @@ def put(
     """Keeps a program whose objects have been kept."""
     told = {"objects": [each.key for each in made], "facts": facts}
     kept.put(key, json.dumps(told).encode() + b"\n" + code)
+
+
+def put_told(kept: DiskCache, key: str, program: str, told: Mapping[str, Any]) -> None:
+    """Keeps which program, by its key, is what something else was made into, and facts about it."""
+    kept.put(key, json.dumps({"program": program, "told": told}).encode())
+
+
+def get_told(kept: DiskCache, key: str) -> tuple[str, dict[str, Any]] | None:
+    """What `put_told` kept."""
+    content = kept.get(key)
+    if content is None:
+        return None
+    found = json.loads(content)
+    return found["program"], found["told"]

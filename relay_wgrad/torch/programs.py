@@ -167,8 +167,8 @@ class Program:
         from ..frontend.torch.program import hooks_lost
         from ..frontend.torch.trace_lock import at_end, tracing_alone
         from ..training.capture import refusal
-        from ..training.forward_backward import FORWARD, to_part
-        from ..training.step import ADJOINT
+        from ..training.compiled import silent
+        from ..training.origins import compiled_graph
 
         self.device = _device(module, inputs)
         _check_sharding(module)
@@ -202,14 +202,13 @@ class Program:
             wrt = [s.name for s, x in zip(graph.inputs, inputs, strict=False) if x.requires_grad]
             wrt += graph.trainable
         where = compiled_at(self.device, asked.choices)
-        module, parting = to_part(
-            graph, wrt=wrt, dtype=asked.half,
-            layout=where.layout if asked.layout is None else asked.layout,
-            checkpoint=asked.checkpoint, wide_weight_gradients=where.wide, raise_norms=where.norms,
-            blocks=where.blocks, pieces=asked.pieces,
-        )  # fmt: skip
-        compiled = where.compile(module, lambda what: None, parting)
-        parts = parting.parts
+        how = {
+            "wrt": wrt, "dtype": asked.half,
+            "layout": where.layout if asked.layout is None else asked.layout,
+            "checkpoint": asked.checkpoint, "wide_weight_gradients": where.wide,
+            "raise_norms": where.norms, "blocks": where.blocks, "pieces": asked.pieces,
+        }  # fmt: skip
+        compiled, parts = compiled_graph(where, graph, silent, how)
         self.outputs, self.pieces = parts.outputs, parts.pieces
         order = [*(spec.name for spec in graph.inputs), *graph.params]
         self.wrt = [order.index(name) for name in parts.wrt]
@@ -219,9 +218,10 @@ class Program:
             f"{what} is taken as it was when this was compiled" for what in self.depends.opaque
         ]
         self.compiled, self.notes = compiled, [*graph.notes, *where.notes, *opaque]
-        names = [FORWARD, *(piece.name for piece in parts.pieces)] if parts.wrt else [ADJOINT]
-        why = refusal(parts.module, names) if asked.graphs else ""
-        if why and self.device.type == "cuda":
+        names, why = parts.names, ""
+        if asked.graphs and where.is_gpu:
+            why = refusal(parts.module, names)
+        if why:
             self.notes.append(f"its calls are not one CUDA graph: {why}")
         make = partial(
             replayed, where=where, device=self.device, told=self.notes.append,

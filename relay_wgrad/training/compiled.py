@@ -33,6 +33,10 @@ Progress = Callable[[str], None]
 Cut = Callable[[tvm.IRModule], tvm.IRModule]
 
 
+LOADING = "loading what was compiled before"
+"""What progress is told where a program was kept."""
+
+
 def silent(what: str) -> None:
     """No progress."""
 
@@ -57,6 +61,7 @@ class Compiled:
     symbols: Mapping[str, str] = field(default_factory=dict)
     compile_seconds: Mapping[str, float] = field(default_factory=dict)
     direct: Sequence[Any] = ()  # `byoc_cudnn.build`'s entries: what goes to kernels of our own
+    key: str | None = None  # under which the program is kept
 
     def symbol(self, name: str) -> str:
         """What a kernel of the module is called in the program."""
@@ -90,18 +95,10 @@ def compile_module(
     """
     start, is_cpu, kept, key = time.perf_counter(), target.kind.name == "llvm", DiskCache(), None
     if is_cpu:
-        facts = [function, str(is_registered()), repr(machine(target))]
-        key = key_of_program(mod, target, facts)
-    if key is not None and (found := programs.get(kept, key)) is not None:
-        program, known = found
-        progress("loading what was compiled before")
-        return Compiled(
-            relax.VirtualMachine(program, tvm.cpu()), program,
-            [Lowered(**each) for each in known["convolutions"]],
-            {"legalize": 0.0, "build": time.perf_counter() - start}, known["planned_bytes"],
-            was_kept=True, symbols=known["symbols"],
-            compile_seconds=dict.fromkeys(known["symbols"], 0.0),
-        )  # fmt: skip
+        key = key_of_program(mod, target, [function, *facts_of(target)])
+    if key is not None and (found := loaded(kept, key)) is not None:
+        progress(LOADING)
+        return found
     progress("generating kernels")
     with target:
         mod = legalize_ops()(mod)
@@ -136,6 +133,27 @@ def compile_module(
         compile_seconds={
             name: each.seconds[symbol] for each in made for name, symbol in each.symbols.items()
         },
+        key=key if code else None,
+    )  # fmt: skip
+
+
+def facts_of(target: Target) -> list[str]:
+    """What a program for a CPU depends on beside its module, the target and versions."""
+    return [str(is_registered()), repr(machine(target))]
+
+
+def loaded(kept: DiskCache, key: str) -> Compiled | None:
+    """The program that is kept under a key."""
+    start, found = time.perf_counter(), programs.get(kept, key)
+    if found is None:
+        return None
+    program, known = found
+    return Compiled(
+        relax.VirtualMachine(program, tvm.cpu()), program,
+        [Lowered(**each) for each in known["convolutions"]],
+        {"legalize": 0.0, "build": time.perf_counter() - start}, known["planned_bytes"],
+        was_kept=True, symbols=known["symbols"],
+        compile_seconds=dict.fromkeys(known["symbols"], 0.0), key=key,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from legalize.cpu import host_target
 from ..transform.depth_blocks import FORMS
 from .compiled import Compiled, Cut, Progress, compile_module
 from .options import SELECT, Options
+from .origins import Origin
 from .places import Place
 from .schedules import is_count
 from .transfers import HostTransfers
@@ -73,4 +75,7 @@ def _cpu(target: Target | None = None, winograd: bool = Options.winograd) -> Pla
         chosen = cpu_target(winograd) if target is None else target
         return compile_module(mod if cut is None else cut(mod), chosen, progress=progress)
 
-    return Place("cpu", tvm.cpu(), None, compile_for, HostTransfers, norms=True)
+    def recall(mod: tvm.IRModule, options: Mapping[str, Any]) -> Origin:
+        return Origin(mod, options, cpu_target(winograd) if target is None else target)
+
+    return Place("cpu", tvm.cpu(), None, compile_for, HostTransfers, norms=True, recall=recall)

@@ -20,8 +20,8 @@ from ..frontend import TrainingGraph
 from ..frontend.loss_graph import loss_alone
 from .compiled import Compiled, Progress, silent
 from .devices import compiled_here, place
-from .forward_backward import two_parts
 from .options import Options
+from .origins import compiled_graph
 from .processes import Processes, local_device
 from .size_cache import BySize
 from .step import ADJOINT, precision
@@ -77,12 +77,13 @@ class Evaluator:
 
     def _compiled(self, graph: TrainingGraph, progress: Progress) -> Compiled:
         progress("the network for evaluation")
-        parts = two_parts(
-            graph, wrt=(), dtype=self._dtype, layout=self._layout, raise_norms=self.place.norms,
-            wide_weight_gradients=self.place.wide, blocks=self.place.blocks,
-        )  # fmt: skip
+        how = {
+            "wrt": (), "dtype": self._dtype, "layout": self._layout,
+            "raise_norms": self.place.norms, "wide_weight_gradients": self.place.wide,
+            "blocks": self.place.blocks,
+        }  # fmt: skip
         with self.place.memory_errors():
-            return self.place.compile(parts.module, progress)
+            return compiled_graph(self.place, graph, progress, how)[0]
 
     def __call__(self, params: Mapping[str, Any], data: Any) -> Evaluation:
         """Of parameters by name, a trainer's or arrays, on all samples of `Data` or `ImageFolder`.

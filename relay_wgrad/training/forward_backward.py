@@ -12,8 +12,8 @@ reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import tvm
@@ -42,16 +42,43 @@ class Source:
 
 
 @dataclass(frozen=True)
-class TwoParts:
-    """`module` has `main_forward`: (inputs…, parameters…) to (outputs…, kept…), and, where it was
-    differentiated, `main_adjoint`: (`sources`…, direction) to (gradients…), or that in `pieces`, of
-    which it is the first.  They are a chain: attributes say what each takes of the others."""
+class Parts:
+    """How parts are called: `main_forward`: (inputs…, parameters…) to (outputs…, kept…), and, where
+    there are gradients, `main_adjoint`: (`sources`…, direction) to (gradients…), or that in
+    `pieces`, of which it is the first."""
 
-    module: tvm.IRModule
     outputs: int
     sources: tuple[Source, ...] = ()
     wrt: tuple[str, ...] = ()  # whose gradients there are
     pieces: tuple[Piece, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The functions', in the order in which they are called."""
+        return [FORWARD, *(piece.name for piece in self.pieces)] if self.wrt else [ADJOINT]
+
+    def told(self) -> dict[str, Any]:
+        """In JSON."""
+        return {
+            "outputs": self.outputs, "sources": [*map(astuple, self.sources)], "wrt": self.wrt,
+            "pieces": [*map(astuple, self.pieces)],
+        }  # fmt: skip
+
+    @staticmethod
+    def of(told: Mapping[str, Any]) -> Parts:
+        """What `told` said."""
+        return Parts(
+            told["outputs"], tuple(Source(*each) for each in told["sources"]), tuple(told["wrt"]),
+            tuple(Piece(name, *map(tuple, numbers)) for name, *numbers in told["pieces"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TwoParts(Parts):
+    """Parts, and the module that has them.  They are a chain there: attributes say what each takes
+    of the others."""
+
+    module: tvm.IRModule = field(kw_only=True)
 
 
 def two_parts(
@@ -125,7 +152,7 @@ class Parting:
         """The module with the parts in the place of the whole."""
         count = len(self._graph.outputs)
         if not self._wrt:
-            self.parts = TwoParts(module, count)
+            self.parts = TwoParts(count, module=module)
             return module
         made = _split(module, count, self._wrt)
         if self._pieces is not None:
@@ -151,7 +178,7 @@ def _split(module: tvm.IRModule, count: int, wrt: tuple[str, ...]) -> TwoParts:
     results, gradients = (list(field.fields) for field in func.body.body.fields)
     parts, sources = _in_two(module, func, results[:count], gradients, [len(func.params) - 1])
     whole = Piece(BACKWARD, tuple(range(len(sources))), (0,), tuple(range(len(wrt))))
-    return TwoParts(parts, count, sources, wrt, (whole,))
+    return TwoParts(count, sources, wrt, (whole,), module=parts)
 
 
 def _in_two(
@@ -236,7 +263,7 @@ class PartingJoint:
             raise ValueError("a gradient is what the forward pass keeps")
         late, every = (tuple(range(len(given))) for given in (self._tangents, gradients))
         whole = Piece(BACKWARD, tuple(range(len(sources))), late, every)
-        self.parts = _chained(TwoParts(made, len(outputs), sources, (), (whole,)))
+        self.parts = _chained(TwoParts(len(outputs), sources, (), (whole,), module=made))
         return self.parts.module
 
 

@@ -13,6 +13,7 @@ import tvm
 from ..transform.depth_forms import Wanted
 from .compiled import Compiled
 from .graph_replay import Work
+from .origins import Nowhere, Recall
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|MEMORY_ALLOCATION|ALLOC_FAILED", re.IGNORECASE)
 
@@ -43,6 +44,7 @@ class Place:
         None: one step takes any number.
     wait : until what the device was given is over; libraries then keep no memory for calls.
     notes : what a user should know of it, one line each.
+    recall : what a program is made of, by which it may be kept (`relay_wgrad.training.origins`).
     """
 
     name: str
@@ -58,6 +60,7 @@ class Place:
     sizes: int | None = None
     wait: Callable[[], None] = _nothing
     notes: list[str] = field(default_factory=list)
+    recall: Recall = Nowhere
 
     @property
     def is_gpu(self) -> bool:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import tvm
 
 from ..frontend import TrainingGraph
 from .capture import refusal
-from .compiled import Compiled, Progress
+from .compiled import LOADING, Compiled, Progress, silent
 from .exchange import Exchange
 from .graph_replay import Fixed, Kinds, Repeated, Work
 from .optim import is_decoupled, optimizer_for
+from .origins import options_of
 from .places import Place
 from .sends import with_sends
 from .step import ADJOINT, changes, converted, step_module
@@ -31,7 +32,7 @@ from .whole_step import Run, WholeStep, with_update, with_watch
 class SizedStep:
     """A step of a graph.
 
-    module : what was compiled.
+    make : makes `module`, what was compiled; a step that was kept needs none.
     layout_changes : in the step, before and after its conversion.
     axes : of parameters, as `stored_layout.kept_in_layout` gives them.
     step : called with (inputs and rates, parameters, state, control) it gives the last three anew.
@@ -39,13 +40,26 @@ class SizedStep:
     places : of the trainer's transfers, for batches of this size.
     """
 
-    module: tvm.IRModule
+    make: Callable[[], tvm.IRModule]
     layout_changes: tuple[int, int]
     axes: Axes
     compiled: Compiled
     step: Run
     exchanged: Callable[[Any], tuple[Any, Any]]
     places: Any
+
+    @cached_property
+    def module(self) -> tvm.IRModule:
+        return self.make()
+
+
+class _Made(NamedTuple):
+    """A step's module.  sent : `sends.with_sends`."""
+
+    module: tvm.IRModule
+    axes: Axes
+    layout_changes: tuple[int, int]
+    sent: Sequence[Sequence[int]]
 
 
 @dataclass
@@ -76,8 +90,57 @@ class Recipe:
 
     def made(self, graph: TrainingGraph, progress: Progress) -> SizedStep:
         """A step of a graph.  Raises as `Trainer` does."""
-        place = self.place
         self.transfers.pause()
+        place, how = self.place, self._how
+        origin = place.recall(graph.module, self._options(graph))
+        # Of several processes a module has what they send to each other, which is their state.
+        kept = origin.found() if self.means is None else None
+        made: _Made | None = None
+        axes: Axes = {}
+        sent: Sequence[Sequence[int]] = ()
+        if kept is not None:
+            progress(LOADING)
+            compiled, told = kept
+            before, after = told["layout_changes"]
+        else:
+            made = self._made(graph, progress)
+            axes, (before, after), sent = made.axes, made.layout_changes, made.sent
+            with place.memory_errors():
+                compiled = place.compile(made.module, progress)
+            if self.means is None:
+                origin.keep(compiled, {"layout_changes": [before, after]})
+
+        def module() -> tvm.IRModule:
+            return self._made(graph, silent).module if made is None else made.module
+
+        with place.memory_errors():
+            whole = WholeStep(
+                compiled.vm.__getitem__, graph, **how, own=self.own, means=self.means, sent=sent
+            )  # fmt: skip
+            step = self._repeated(module, whole)
+            taken = replace(graph, inputs=(*graph.inputs, rates_spec(graph, self.update)))
+            places = self.transfers.places(taken.inputs)
+        self.axes = axes
+        changed = before, after
+        return SizedStep(module, changed, axes, compiled, step, whole.exchanged, places)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        """The options of `WholeStep` that are those of its module too."""
+        return {"scaled": self.scaled, "dynamic": self.dynamic, "update": self.update}
+
+    def _options(self, graph: TrainingGraph) -> dict[str, Any]:
+        """What decides what `_made` makes of a graph's module, on a CPU."""
+        update = self.update.text()
+        return {
+            "what": "a trainer's step", **self._how, "update": update, "optimizer": self.optimizer,
+            "lr": self.lr, "dtype": self.dtype, "recomputed": self.checkpoint,
+            "layout": self.layout, "wide": self.place.wide, "norms": self.place.norms,
+            "graph": options_of(graph),
+        }  # fmt: skip
+
+    def _made(self, graph: TrainingGraph, progress: Progress) -> _Made:
+        place = self.place
         progress("differentiating")
         mod = step_module(
             graph,
@@ -101,28 +164,16 @@ class Recipe:
             mod, sent = with_sends(mod, graph)
         variables = mod[ADJOINT].params if place.is_gpu else None
         rule = optimizer_for(graph, self.optimizer, self.lr, variables)
-        how: dict[str, Any] = {
-            "scaled": self.scaled, "dynamic": self.dynamic, "update": self.update,
-        }  # fmt: skip
-        mod = with_update(mod, graph, rule, **how, decoupled=is_decoupled(self.optimizer))
+        mod = with_update(mod, graph, rule, **self._how, decoupled=is_decoupled(self.optimizer))
         if place.is_gpu:  # the CPU's memory is looked at as it is
             mod = with_watch(mod, graph)
-        with place.memory_errors():
-            compiled = place.compile(mod, progress)
-            whole = WholeStep(
-                compiled.vm.__getitem__, graph, **how, own=self.own, means=self.means, sent=sent
-            )  # fmt: skip
-            step = self._repeated(mod, whole)
-            taken = replace(graph, inputs=(*graph.inputs, rates_spec(graph, self.update)))
-            places = self.transfers.places(taken.inputs)
-        self.axes = axes
-        return SizedStep(mod, layout_changes, axes, compiled, step, whole.exchanged, places)
+        return _Made(mod, axes, layout_changes, sent)
 
-    def _repeated(self, mod: tvm.IRModule, step: WholeStep) -> Run:
+    def _repeated(self, module: Callable[[], tvm.IRModule], step: WholeStep) -> Run:
         """The step as a CUDA graph, where it can be one."""
         if self.place.work is None:
             return step
-        if reason := refusal(mod, step.functions):
+        if reason := refusal(module(), step.functions):
             self._note(f"steps are not one CUDA graph: {reason}")
             return step
         if self._work is None:
