@@ -18,10 +18,11 @@ from .. import threads
 from ..argument_types import check_type, checked_bool
 from ..frontend import TrainingGraph
 from ..frontend.loss_graph import loss_alone
-from .compiled import Compiled, Progress, silent
+from .compiled import LOADING, Compiled, Progress, silent
 from .devices import compiled_here, place
+from .forward_backward import two_parts
 from .options import Options
-from .origins import compiled_graph
+from .origins import options_of
 from .processes import Processes, local_device
 from .size_cache import BySize
 from .step import ADJOINT, precision
@@ -77,13 +78,20 @@ class Evaluator:
 
     def _compiled(self, graph: TrainingGraph, progress: Progress) -> Compiled:
         progress("the network for evaluation")
-        how = {
+        how: dict[str, Any] = {
             "wrt": (), "dtype": self._dtype, "layout": self._layout,
             "raise_norms": self.place.norms, "wide_weight_gradients": self.place.wide,
             "blocks": self.place.blocks,
         }  # fmt: skip
+        options = {"what": "an evaluation", **how, "graph": options_of(graph)}
+        origin = self.place.recall(graph.module, options)
+        if (found := origin.found()) is not None:
+            progress(LOADING)
+            return found[0]
         with self.place.memory_errors():
-            return compiled_graph(self.place, graph, progress, how)[0]
+            compiled = self.place.compile(two_parts(graph, **how).module, progress)
+        origin.keep(compiled, {})
+        return compiled
 
     def __call__(self, params: Mapping[str, Any], data: Any) -> Evaluation:
         """Of parameters by name, a trainer's or arrays, on all samples of `Data` or `ImageFolder`.
