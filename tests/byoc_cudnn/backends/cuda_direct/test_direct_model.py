@@ -164,7 +164,7 @@ NARROW = "{} n=64 c=24 h=56 w=56 k=32 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC 
     [
         *((kind, (), "") for kind in ConvKind),
         (ConvKind.FPROP, ("f16/f16/f16", "bf16/bf16/bf16"), ""),
-        (ConvKind.DGRAD, ("h=56 w=56", "h=28 w=28"), "C=24 and K=32 of one group, of 50176 pixels"),
+        (ConvKind.DGRAD, ("h=56 w=56 k=32", "h=28 w=28 k=64"), "of one group, of 50176 pixels"),
         (ConvKind.FPROP, ("n=64", "n=8"), "of one group, of 25088 pixels"),
         (ConvKind.FPROP, ("h=56 w=56", "h=240 w=17"), "rows of 17 were not measured"),
         (ConvKind.FPROP, ("c=24", "c=56"), "C=56 and K=32 of one group was not measured"),
