@@ -86,8 +86,8 @@ def filled_channels(mod: tvm.IRModule, fn: str, keep: Collection[str] = ()) -> t
 
 
 def _channels(var: Any) -> int | None:
-    """The channels of a tensor of four axes, if they are known."""
-    sizes = sizes_of(getattr(var, "ty", None))
+    """The channels of a variable of four axes, if they are known; a constant stays as it is."""
+    sizes = sizes_of(getattr(var, "ty", None)) if isinstance(var, relax.Var) else None
     known = sizes is not None and len(sizes) == 4 and isinstance(sizes[_AXIS], int)
     return int(sizes[_AXIS]) if sizes is not None and known else None
 
@@ -213,9 +213,9 @@ class _Found:
         if int(attrs["axis"]) != _AXIS or self.view.is_whole(var):
             return False
         fields = dict(self.view.fields_of(var))
-        given = [arg for arg in value.args if _channels(arg) is not None]
+        given = [arg for arg in value.args if getattr(arg.ty, "ndim", 0) == 4]
         made = [field for index, field in self.view.fields_of(var) if index == 0]
-        if 0 not in fields or any(_channels(v) is None for v in made):
+        if 0 not in fields or any(_channels(v) is None for v in (*given, *made)):
             return False
         self._one(*given, *made)
         self.good.update(made)

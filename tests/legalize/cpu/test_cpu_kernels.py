@@ -177,7 +177,7 @@ def test_weights_are_copied_by_many_tasks_or_by_one() -> None:
 
 def test_a_sum_is_split_before_channels_are_cut_thin() -> None:
     """Tasks of eight channels would read a fraction of every line of all pixels."""
-    target = cpu.host_target(16)
+    target = Target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 16})
     for line, is_split in (
         ("n=16 c=64 h=56 w=56 k=64", True), ("n=16 c=512 h=7 w=7 k=512", False),
     ):  # fmt: skip

@@ -124,7 +124,9 @@ def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_even_tasks_for_many_cores() -> None:
     """64 channels are two blocks of four slices: less than 16 cores, so slices are halved."""
-    target = cpu.host_target(16, allow_winograd=True)
+    target = Target({
+        "kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 16, "keys": ["cpu", "winograd"],
+    })  # fmt: skip
     problem = ConvProblem.parse("wgrad n=8 c=64 h=28 w=28 k=64 r=3 s=3 pad=1,1,1,1")
     lanes = machine(target).lanes("float32")
     tasks = 64 * 64 // lanes // (2 * lanes) * 2

@@ -196,6 +196,12 @@ def test_a_tensor_that_is_kept_stays() -> None:
     assert not filled_channels(mod, "main", names[1:]).same_as(mod)
 
 
+def test_constant_images_stay() -> None:
+    mod, _ = module_of(Left(""))
+    bound = relax.transform.BindParams("main", {"x": tvm.runtime.tensor(image(0))})(mod)
+    assert filled_channels(bound, "main").same_as(bound)
+
+
 def test_a_step_in_half_precision() -> None:
     """Channels last, the first layer on blocks of pixels; all gradients beside autograd's."""
     network = Drawn(0)
