@@ -23,6 +23,7 @@ from relay_wgrad.torch import TrainingStep
 from relay_wgrad.training import Trainer, Update
 from relay_wgrad.training.compiled import LOADING, compile_module
 from relay_wgrad.training.evaluation import Evaluator
+from relay_wgrad.training.optim import default_lr
 from relay_wgrad.training.origins import Origin, options_of
 
 FAST = Target({"kind": "llvm", "opt-level": 0})
@@ -166,7 +167,7 @@ def other_epsilon() -> nn.Module:
 
 
 OTHERS: dict[str, Callable[[], bool]] = {
-    "the optimizer": lambda: is_found(optimizer="adam"),
+    "the optimizer": lambda: is_found(optimizer="adam", lr=default_lr("sgd", graph_of())),
     "a rate": lambda: is_found(lr=0.013),
     "the update": lambda: is_found(update=Update(weight_decay=0.1)),
     "half precision": lambda: is_found(dtype="bfloat16"),

@@ -32,7 +32,7 @@ def _off(folder: Path, found: list[Case]) -> list[str]:
     return [*off, f"{races} races"] if races else off
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_random_problems(folder: Path, family: str) -> None:
     assert _off(folder, cases(family, KINDS_OF[family], COUNT, SEED)) == []
