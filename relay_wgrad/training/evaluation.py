@@ -18,7 +18,7 @@ from .. import threads
 from ..argument_types import check_type, checked_bool
 from ..frontend import TrainingGraph
 from ..frontend.loss_graph import loss_alone
-from .compiled import LOADING, Compiled, Progress, silent
+from .compiled import Compiled, Progress, silent
 from .devices import compiled_here, place
 from .forward_backward import two_parts
 from .options import Options
@@ -85,8 +85,7 @@ class Evaluator:
         }  # fmt: skip
         options = {"what": "an evaluation", **how, "graph": options_of(graph)}
         origin = self.place.recall(graph.module, options)
-        if (found := origin.found()) is not None:
-            progress(LOADING)
+        if (found := origin.found(progress)) is not None:
             return found[0]
         with self.place.memory_errors():
             compiled = self.place.compile(two_parts(graph, **how).module, progress)

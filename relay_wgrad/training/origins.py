@@ -41,7 +41,8 @@ class Origin:
     """
 
     def __init__(self, module: tvm.IRModule, options: Mapping[str, Any], target: Target) -> None:
-        self._kept, self._key = DiskCache(), None
+        self._kept = DiskCache()
+        self._key: str | None = None
         try:
             said = json.dumps(_plain(dict(options)))
         except TypeError:
@@ -50,14 +51,17 @@ class Origin:
             facts = ["made of this", said, *facts_of(target)]
             self._key = programs.key_of_program(module, target, facts)
 
-    def found(self) -> tuple[Compiled, dict[str, Any]] | None:
+    def found(self, progress: Progress = silent) -> tuple[Compiled, dict[str, Any]] | None:
         """The program that was made of it, and what was told of that."""
         pair = None if self._key is None else programs.get_told(self._kept, self._key)
         if pair is None:
             return None
         key, told = pair
         compiled = loaded(self._kept, key)
-        return None if compiled is None else (compiled, told)
+        if compiled is None:
+            return None
+        progress(LOADING)
+        return compiled, told
 
     def keep(self, compiled: Compiled, told: Mapping[str, Any]) -> None:
         """told : what another process cannot see of the program, in JSON."""
@@ -69,7 +73,7 @@ class Nowhere(Origin):
     """Of a device whose whole programs are not kept."""
 
     def __init__(self, module: tvm.IRModule, options: Mapping[str, Any]) -> None:
-        self._kept, self._key = DiskCache({"RELAY_WGRAD_CACHE_MIB": "0"}), None
+        self._key = None
 
 
 def options_of(graph: TrainingGraph) -> dict[str, Any]:
@@ -96,8 +100,7 @@ def compiled_parts(
     make : makes, of that module by these options, the whole and what makes parts of it.
     """
     origin = where.recall(of, options)
-    if (found := origin.found()) is not None:
-        progress(LOADING)
+    if (found := origin.found(progress)) is not None:
         return found[0], Parts.of(found[1])
     module, parting = make()
     compiled, parts = where.compile(module, progress, parting), parting.parts

@@ -15,7 +15,7 @@ import tvm
 
 from ..frontend import TrainingGraph
 from .capture import refusal
-from .compiled import LOADING, Compiled, Progress, silent
+from .compiled import Compiled, Progress, silent
 from .exchange import Exchange
 from .graph_replay import Fixed, Kinds, Repeated, Work
 from .optim import is_decoupled, optimizer_for
@@ -94,12 +94,11 @@ class Recipe:
         place, how = self.place, self._how
         origin = place.recall(graph.module, self._options(graph))
         # Of several processes a module has what they send to each other, which is their state.
-        kept = origin.found() if self.means is None else None
+        kept = origin.found(progress) if self.means is None else None
         made: _Made | None = None
         axes: Axes = {}
         sent: Sequence[Sequence[int]] = ()
         if kept is not None:
-            progress(LOADING)
             compiled, told = kept
             before, after = told["layout_changes"]
         else:

@@ -84,9 +84,7 @@ class Narrow:
 
 def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p, what = problem, "dense ones of few channels"
-    if p.groups != 1:
-        return no(f"groups={p.groups}: {what} have one group")
-    if not (decision := tensor_cores.accepts(p, what)):
+    if not (decision := tensor_cores.accepts_dense(p, what)):
         return decision
     if set(p.strides) != {1} or set(p.dilation) != {1}:
         return no(f"strides={p.strides} dilation={p.dilation}: {what} have 1 and 1")

@@ -67,9 +67,7 @@ class Planes:
 
 def _accepts(problem: ConvProblem, epilogue: str) -> Decision:
     p, what = problem, "kernels of planes"
-    if p.groups != 1:
-        return no(f"groups={p.groups}: {what} have one group")
-    if not (decision := tensor_cores.accepts(p, what)):
+    if not (decision := tensor_cores.accepts_dense(p, what)):
         return decision
     if p.taps != TAPS or set(p.strides) != {1} or set(p.dilation) != {1}:
         return no(

@@ -34,6 +34,13 @@ def accepts(problem: ConvProblem, what: str) -> Decision:
     return YES
 
 
+def accepts_dense(problem: ConvProblem, what: str) -> Decision:
+    """`accepts` of families that have one group."""
+    if problem.groups != 1:
+        return no(f"groups={problem.groups}: {what} have one group")
+    return accepts(problem, what)
+
+
 def us(problem: ConvProblem, busy: float) -> float:
     """Microseconds, with the launches: a weight's gradient has two."""
     return LAUNCH + SECOND * (problem.kind is ConvKind.WGRAD) + busy

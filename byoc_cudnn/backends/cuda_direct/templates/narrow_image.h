@@ -135,17 +135,9 @@ __global__ void __launch_bounds__(Z::THREADS, NarrowImage<Z, back>::RESIDENT)
   read(blockIdx.x, 0);
   read_narrow_filters<Z, back>(filters, weight);
   copies_end();
-  int turn = 0;
-#pragma unroll 1
-  for (int tile = blockIdx.x; tile < made.tiles; tile += gridDim.x, turn ^= 1) {
-    const int next = tile + static_cast<int>(gridDim.x);
-    wait_copies<0>();
-    __syncthreads();
-    if (next < made.tiles) read(next, turn ^ 1);
-    copies_end();
-    const TilePlace at = tile_place<Z>(tile, made);
+  through_tiles<Z>(made, read, [&](const TilePlace& at, int turn) {
     const int row = at.row + down, column = at.column + beside;
-    if (row >= made.height || column >= made.width) continue;
+    if (row >= made.height || column >= made.width) return;
     const Spot pixels = stage + static_cast<Spot>(turn * I::TILE) + of_image;
     float sums[I::HIGH][I::BLOCKS][4] = {};
 #pragma unroll
@@ -196,7 +188,7 @@ __global__ void __launch_bounds__(Z::THREADS, NarrowImage<Z, back>::RESIDENT)
         write_pixel<Z, After, 0>(out, source, pixel, way * I::BLOCKS * 8, sums[h], half);
       }
     }
-  }
+  });
 }
 
 template <typename T, typename After, bool back, int... numbers>

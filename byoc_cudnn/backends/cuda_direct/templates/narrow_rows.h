@@ -62,4 +62,20 @@ __device__ inline void read_rows(Spot to, const T* images, int64_t n, int height
   }
 }
 
+// Goes through a block's tiles, the first of which is asked for: `read(tile, stage)` asks for one,
+// `multiply(place, stage)` has it in the one of two stages where it then is.
+template <typename Z, typename Read, typename Multiply>
+__device__ inline void through_tiles(const Tiled& of, Read&& read, Multiply&& multiply) {
+  int turn = 0;
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < of.tiles; tile += gridDim.x, turn ^= 1) {
+    const int next = tile + static_cast<int>(gridDim.x);
+    wait_copies<0>();
+    __syncthreads();
+    if (next < of.tiles) read(next, turn ^ 1);
+    copies_end();
+    multiply(tile_place<Z>(tile, of), turn);
+  }
+}
+
 }  // namespace

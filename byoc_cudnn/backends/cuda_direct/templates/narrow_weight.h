@@ -55,17 +55,9 @@ __global__ void __launch_bounds__(Z::THREADS, NarrowWeight<Z>::RESIDENT)
   };
   read(blockIdx.x, 0);
   copies_end();
-  int turn = 0;
-#pragma unroll 1
-  for (int tile = blockIdx.x; tile < made.tiles; tile += gridDim.x, turn ^= 1) {
-    const int next = tile + static_cast<int>(gridDim.x);
-    wait_copies<0>();
-    __syncthreads();
-    if (next < made.tiles) read(next, turn ^ 1);
-    copies_end();
-    const TilePlace at = tile_place<Z>(tile, made);
+  through_tiles<Z>(made, read, [&](const TilePlace& at, int turn) {
     const int high = made.height - at.row - apart * W::HIGH;  // rows that there are
-    if (high <= 0) continue;
+    if (high <= 0) return;
     const Spot pixels = stages + static_cast<Spot>(turn * W::STAGE), grads = pixels + W::IMAGE + of_grad;
 #pragma unroll 1
     for (int q = 0; q < Z::TQ; q += 16) {
@@ -98,7 +90,7 @@ __global__ void __launch_bounds__(Z::THREADS, NarrowWeight<Z>::RESIDENT)
         }
       }
     }
-  }
+  });
   // One after another, so that the order is always the same; four sums at a time.
 #pragma unroll 1
   for (int other = 1; other < W::APART; ++other) {
