@@ -213,7 +213,7 @@ class Product:
             place = self.run(run) + line % ahead.line * self.line
             prefetch(self.x, ahead.begin + place, level=2)
         row, total = self.y_step["C"], self.rows * vectors
-        if self.is_scattered or cache_sets_conflict(self.machine, 2 * self.rows, row * self.bytes):
+        if self.is_scattered or cache_sets_conflict(self.machine, self.rows, row * self.bytes):
             return
         some = ceildiv(total, steps)
         for j in range(some):
