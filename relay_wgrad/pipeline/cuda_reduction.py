@@ -48,7 +48,12 @@ def part_count(pixels: int, channels: int, lanes: int = 1, costly: bool = False)
 
 def divisor(number: int, most: int) -> int:
     """The largest divisor that is at most `most`."""
-    return max(d for d in range(1, most + 1) if number % d == 0)
+    return max(d for d in divisors(number) if d <= most)
+
+
+def divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 class ChannelSum(CudaRule):

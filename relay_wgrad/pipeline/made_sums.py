@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import relax, tirx
@@ -31,6 +31,7 @@ from .cuda_reduction import (
     WANTED_OF_PACKS,
     ChannelSum,
     divisor,
+    divisors,
     is_costly,
     split_at_sum,
 )
@@ -38,6 +39,7 @@ from .targets import cuda_target
 from .together import Together, has_sum
 
 SMALL = 1 << 20  # bytes of a tensor that is not worth it
+_UNEVEN = math.log(2)  # times as far from what is wanted parts may be that end in another row
 _LEAST_UNDER_WAY = 2  # pixels whose loads a thread has under way at once, at least
 
 
@@ -80,35 +82,29 @@ class MadeSum(ChannelSum):
         if lanes < 2 or channels % lanes or any(_last(b) % lanes for b in [*made, *others]):
             return None
         costly = is_costly(sch.get(maker.block_rv).body) or is_costly(block.body)
-        axis, cut = parts_of(pixels, math.prod(images) * channels, lanes, costly)
-        if math.prod(pixels[:axis]) * cut == 1:
+        parts = parts_of(pixels, math.prod(images) * channels, lanes, costly)
+        if parts.count == 1:
             return None
         under_way = max(UNROLLED // max(1, len(large)), _LEAST_UNDER_WAY)
         return self._together(sch, maker.block_rv, the_sum.block_rv, [i.block_rv for i in after],
-                              made, others, len(images), axis, cut, lanes, under_way)  # fmt: skip
+                              made, others, len(images), parts, lanes, under_way)  # fmt: skip
 
     def _together(
         self, sch: Schedule, maker: Any, the_sum: Any, after: list[Any], made: list[Any],
-        others: list[Any], images: int, axis: int, cut: int, lanes: int, under_way: int,
+        others: list[Any], images: int, parts: Parts, lanes: int, under_way: int,
     ) -> Schedule:  # fmt: skip
         kept = images + 1
         loops = sch.get_loops(the_sum)
         channels = math.prod(int(sch.get(loop).extent) for loop in loops[:kept])
-        pixels = list(loops[kept:])
-        outer, rest = sch.split(pixels[axis], [cut, None])
-        part = _fused(sch, [*pixels[:axis], outer])
-        parts = int(sch.get(part).extent)
-        first = sch.rfactor(part, 0)
+        ahead, _ = parts.of(sch, list(loops[kept:]))
+        first = sch.rfactor(_fused(sch, ahead), 0)
         copies = read_in_packs(sch, maker, made)
         out = sch.cache_write(maker, 0, "local", [first])
         sums = sch.cache_write(first, 0, "local")
         *places, channel = sch.get_loops(maker)
-        outer, rest = sch.split(places[images + axis], [cut, None])
+        ahead, behind = parts.of(sch, places[images:])
         pack, lane = sch.split(channel, [None, lanes])
-        ahead, behind = (
-            [*places[: images + axis], outer, pack],
-            [rest, *places[images + axis + 1 :]],
-        )
+        ahead = [*places[:images], *ahead, pack]
         sch.reorder(*ahead, *behind, lane)
         length = int(sch.get(behind[-1]).extent)
         # Sums begin in the loop, by a choice: TVM cannot tell any more that it could be before it.
@@ -128,25 +124,48 @@ class MadeSum(ChannelSum):
         for block in (maker, first):
             sch.unroll(sch.get_loops(block)[-1])
         self.spread(sch, _fused(sch, ahead))
-        self.whole(sch, the_sum, parts, channels)
+        self.whole(sch, the_sum, parts.count, channels)
         for block in after:
             self.spread(sch, sch.fuse(*sch.get_loops(block)))
         return sch
 
 
-def parts_of(
-    pixels: Sequence[int], channels: int, lanes: int, costly: bool = False
-) -> tuple[int, int]:
-    """Where pixels are cut into parts: an axis, and into how many pieces, with all axes before it
-    wholly: as near as can be to the number of threads that is wanted."""
+class Parts(NamedTuple):
+    """How pixels are cut: an axis into so many pieces, with all axes before it wholly.
+
+    axis : None, if all axes are one first; count : of the parts.
+    """
+
+    axis: int | None
+    pieces: int
+    count: int
+
+    def of(self, sch: Schedule, axes: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The loops over parts, and those over a part's pixels."""
+        if self.axis is None:
+            axes = [_fused(sch, axes)]
+        axis = self.axis or 0
+        outer, rest = sch.split(axes[axis], [self.pieces, None])
+        return [*axes[:axis], outer], [rest, *axes[axis + 1 :]]
+
+
+def parts_of(pixels: Sequence[int], channels: int, lanes: int, costly: bool = False) -> Parts:
+    """As near as can be to the number of threads that is wanted.  Where that is hardly further, no
+    part ends in another row or image than it begins in: their channels' numbers are read once."""
+    total = math.prod(pixels)
     wanted = WANTED if costly else WANTED_OF_PACKS
-    most = max(1, min(math.prod(pixels) // LEAST, wanted * lanes // channels))
+    most = max(1, min(total // LEAST, wanted * lanes // channels))
     choices, before = [], 1
     for axis, size in enumerate(pixels):
-        pieces = [d for d in range(1, size + 1) if size % d == 0]
-        choices += [(abs(math.log(before * d / most)), axis, d) for d in pieces]
+        choices += [Parts(axis, d, before * d) for d in divisors(size)]
         before *= size
-    return min(choices)[1:]
+    even = {parts.count for parts in choices}
+    choices += [Parts(None, d, d) for d in divisors(total) if d not in even]
+
+    def distance(parts: Parts) -> float:
+        return abs(math.log(parts.count / most)) + (_UNEVEN if parts.axis is None else 0)
+
+    return min(choices, key=distance)
 
 
 def _fused(sch: Schedule, loops: list[Any]) -> Any:

@@ -71,7 +71,15 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
 
 @pytest.mark.parametrize(
     "shape",
-    [SHAPE, (3, 7, 5, 24), (1, 9, 9, 16), (2, 1, 32, 16), (64, 7, 7, 8), (2, 30, 31, 136)],
+    [
+        SHAPE,
+        (3, 7, 5, 24),
+        (1, 9, 9, 16),
+        (2, 1, 32, 16),
+        (64, 7, 7, 8),
+        (2, 30, 31, 136),
+        (4, 1, 197, 64),
+    ],
 )
 @pytest.mark.parametrize("axes", [[0, 1, 2], [1, 2]])
 @pytest.mark.parametrize("of_product", [False, True])
@@ -181,15 +189,33 @@ def test_other_targets_stay() -> None:
         assert MadeSums()(mod).same_as(mod)
 
 
-@pytest.mark.parametrize("pixels", [(64, 14, 14), (49,), (7, 1, 3), (1,)])
+@pytest.mark.parametrize("pixels", [(64, 14, 14), (64, 197), (12, 1009), (49,), (7, 1, 3), (1,)])
 @pytest.mark.parametrize("channels", [8, 1536])
 def test_parts(pixels: tuple[int, ...], channels: int) -> None:
-    axis, cut = parts_of(pixels, channels, 8)
-    assert pixels[axis] % cut == 0
-    parts = math.prod(pixels[:axis]) * cut
-    assert math.prod(pixels) // parts >= 1
-    if math.prod(pixels) >= 64 * 14 * 14:
-        assert 1 / 2 <= parts / min(math.prod(pixels) / 8, 2**16 * 8 / channels) <= 2
+    parts, total = parts_of(pixels, channels, 8), math.prod(pixels)
+    assert total % parts.count == 0
+    if parts.axis is not None:
+        assert pixels[parts.axis] % parts.pieces == 0
+        assert parts.count == math.prod(pixels[: parts.axis]) * parts.pieces
+    if total >= 64 * 14 * 14:
+        assert 1 / 3 <= parts.count / min(total / 8, 2**16 * 8 / channels) <= 3
+
+
+def test_parts_of_a_prime_number() -> None:
+    """Of a transformer's 197 tokens: not all of an image's, which were too few parts."""
+    assert parts_of((64, 197), 1536, 8).count == 394
+    assert parts_of((64, 14, 14), 384, 8).axis is not None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sizes_have_a_schedule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of parts of one axis and of all axes as one."""
+    monkeypatch.setattr(made_sums, "SMALL", 1)
+    rng = np.random.default_rng(seed)
+    shape = (*(int(n) for n in rng.choice([7, 13, 32, 47], 3)), 8 * int(rng.integers(1, 40)))
+    for axes in ([0, 1, 2], [1, 2]):
+        (name,) = kernels(fused(operands(shape, "float16"), gradient(axes, bool(seed % 2))))
+        assert name.endswith("_and_sum")
 
 
 def test_the_code_for_a_device() -> None:
