@@ -83,7 +83,7 @@ class MadeSum(ChannelSum):
             return None
         costly = is_costly(sch.get(maker.block_rv).body) or is_costly(block.body)
         parts = parts_of(pixels, math.prod(images) * channels, lanes, costly)
-        if parts.count == 1:
+        if parts.number == 1:
             return None
         under_way = max(UNROLLED // max(1, len(large)), _LEAST_UNDER_WAY)
         return self._together(sch, maker.block_rv, the_sum.block_rv, [i.block_rv for i in after],
@@ -124,7 +124,7 @@ class MadeSum(ChannelSum):
         for block in (maker, first):
             sch.unroll(sch.get_loops(block)[-1])
         self.spread(sch, _fused(sch, ahead))
-        self.whole(sch, the_sum, parts.count, channels)
+        self.whole(sch, the_sum, parts.number, channels)
         for block in after:
             self.spread(sch, sch.fuse(*sch.get_loops(block)))
         return sch
@@ -133,12 +133,12 @@ class MadeSum(ChannelSum):
 class Parts(NamedTuple):
     """How pixels are cut: an axis into so many pieces, with all axes before it wholly.
 
-    axis : None, if all axes are one first; count : of the parts.
+    axis : None, if all axes are one first; number : of the parts.
     """
 
     axis: int | None
     pieces: int
-    count: int
+    number: int
 
     def of(self, sch: Schedule, axes: list[Any]) -> tuple[list[Any], list[Any]]:
         """The loops over parts, and those over a part's pixels."""
@@ -159,11 +159,11 @@ def parts_of(pixels: Sequence[int], channels: int, lanes: int, costly: bool = Fa
     for axis, size in enumerate(pixels):
         choices += [Parts(axis, d, before * d) for d in divisors(size)]
         before *= size
-    even = {parts.count for parts in choices}
+    even = {parts.number for parts in choices}
     choices += [Parts(None, d, d) for d in divisors(total) if d not in even]
 
     def distance(parts: Parts) -> float:
-        return abs(math.log(parts.count / most)) + (_UNEVEN if parts.axis is None else 0)
+        return abs(math.log(parts.number / most)) + (_UNEVEN if parts.axis is None else 0)
 
     return min(choices, key=distance)
 

@@ -193,17 +193,17 @@ def test_other_targets_stay() -> None:
 @pytest.mark.parametrize("channels", [8, 1536])
 def test_parts(pixels: tuple[int, ...], channels: int) -> None:
     parts, total = parts_of(pixels, channels, 8), math.prod(pixels)
-    assert total % parts.count == 0
+    assert total % parts.number == 0
     if parts.axis is not None:
         assert pixels[parts.axis] % parts.pieces == 0
-        assert parts.count == math.prod(pixels[: parts.axis]) * parts.pieces
+        assert parts.number == math.prod(pixels[: parts.axis]) * parts.pieces
     if total >= 64 * 14 * 14:
-        assert 1 / 3 <= parts.count / min(total / 8, 2**16 * 8 / channels) <= 3
+        assert 1 / 3 <= parts.number / min(total / 8, 2**16 * 8 / channels) <= 3
 
 
 def test_parts_of_a_prime_number() -> None:
     """Of a transformer's 197 tokens: not all of an image's, which were too few parts."""
-    assert parts_of((64, 197), 1536, 8).count == 394
+    assert parts_of((64, 197), 1536, 8).number == 394
     assert parts_of((64, 14, 14), 384, 8).axis is not None
 
 
