@@ -1,14 +1,15 @@
 """What a compiled program depends on, and whether it is as it was.
 
 All that a trace has read (`Reads`) is compared at each call: first by identity, all modules at
-once, which for a network of 150 layers takes some 80 us, and value by value where that has failed.
+once, in C++ where that can be (`host_library`), and value by value where that has failed.
 Where Python tells of changes (`dict_watch`), the dictionaries among it are read after one alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 import torch
 
 from ..picking import picked
-from .dict_watch import Watch, watch
+from .dict_watch import Tags, Watch, watch
+from .host_library import functions
 from .reads import HELD, HOOKS, Read, Reads
 from .snapshots import MISSING, Numbers, Taken, of_library
 from .tensor_facts import TensorFacts
@@ -48,7 +50,8 @@ class Depends:
         self._reads = [*reads.reads.values(), *_constants(reads, arguments)]
         self._hooked = {(id(r.held), r.name) for r in self._reads if r.name in HOOKS}
         self._kinds_of_tensors = self._facts_now()
-        self._watch: Watch | None = None
+        self._watch: Watch | Tags | None = None
+        self._are_objects_same = _look_at(self._modules, self._kinds, self._dicts)
         self._watched: list[Any] = []
         self._settle()
 
@@ -186,12 +189,33 @@ class Depends:
     def _is_rest_same(self) -> bool:
         """Whether all else is: what no dictionary of a module has in it."""
         return (
-            [*map(type, self._modules)] == self._kinds
-            and all(map(is_, map(_attributes, self._modules), self._dicts))
+            self._are_objects_same()
             and self._facts.hold()
             and all(get(name, MISSING) is value for get, name, value in self._of_classes)
             and all(holds(get(name, MISSING)) for get, name, holds in self._loose)
         )
+
+
+def _look_at(
+    modules: Sequence[torch.nn.Module], kinds: Sequence[type], dicts: Sequence[dict[str, Any]]
+) -> Callable[[], bool]:
+    """What says whether each module is of its class and has its dictionary."""
+
+    def by_loops() -> bool:
+        return [*map(type, modules)] == kinds and all(map(is_, map(_attributes, modules), dicts))
+
+    library = functions()
+    if library is None:
+        return by_loops
+    hold, count = library.hold_objects, len(modules)
+    words = [id(one) for three in zip(modules, kinds, dicts, strict=True) for one in three]
+    things = (ctypes.c_uint64 * len(words))(*words)
+
+    def by_library() -> bool:
+        return bool(hold(count, ctypes.addressof(things)))
+
+    # A class may say itself which dictionary it has.
+    return by_library if by_library() else by_loops
 
 
 def is_dispatched(x: torch.Tensor) -> bool:

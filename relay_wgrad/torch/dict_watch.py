@@ -3,7 +3,10 @@
 From 3.12 on Python calls a function before it changes a dictionary that is watched.  So nobody has
 to read hundreds to know that they are as they were.  A process has eight such functions for all who
 want one, and 3.13.0 changes objects' dictionaries without calling them: what is promised is tried
-once.  Where it does not hold, none is left, or Python is older, there is no `Watch`.
+once.  Where it does not hold, or none is left, there is no `Watch`.
+
+Before 3.12 each dictionary has a number, another one after each change (PEP 509), which the library
+in C++ reads (`Tags`): the same promise, tried in the same way.
 
 A value that is set again to the same object is no change, and another `__dict__` in an object's
 place is none of the dictionary that was there.
@@ -17,7 +20,10 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
+
+from .host_library import Functions, functions
 
 _KINDS = (dict, OrderedDict)  # of which it is known that no change passes Python's function
 SINCE = (3, 12)
@@ -105,7 +111,7 @@ class Ears:
         self._function = kind(self._told)
         self._number = int(api.PyDict_AddWatcher(self._function))
         atexit.register(self.end)  # before what the function needs goes
-        if not hears_all(self):
+        if not hears_all(self.watch):
             self.end()
 
     def end(self) -> None:
@@ -128,12 +134,55 @@ class Ears:
         return 0
 
 
+class Tags:
+    """The same, asked of the dictionaries themselves."""
+
+    __slots__ = ("_all", "_dictionaries", "_is_set", "_library", "is_open")
+
+    def __init__(self, library: Functions, dictionaries: Iterable[Any]) -> None:
+        self._library, self._dictionaries = library, [*dictionaries]  # who must live
+        pairs = [number for one in self._dictionaries for number in (id(one), 0)]
+        self._all = (ctypes.c_uint64 * len(pairs))(*pairs)
+        self._is_set = self.is_open = True
+
+    @property
+    def changed(self) -> bool:
+        if self._is_set:
+            return True
+        return not self._library.hold_tags(len(self._dictionaries), ctypes.addressof(self._all))
+
+    @changed.setter
+    def changed(self, value: bool) -> None:
+        self._is_set = value
+        if not value:
+            self._library.take_tags(len(self._dictionaries), ctypes.addressof(self._all))
+
+    def close(self) -> None:
+        """Asks no more."""
+        self._dictionaries, self._is_set, self.is_open = [], True, False
+
+
+def tagged(dictionaries: Iterable[Any]) -> Tags | None:
+    """`Tags` of dictionaries; None where there are none, or they do not say what they should."""
+    library, found = functions(), [*dictionaries]
+    if library is None or any(type(one) not in _KINDS for one in found) or not _tags_tell():
+        return None
+    return Tags(library, found)
+
+
+@cache
+def _tags_tell() -> bool:
+    library = functions()
+    is_one = sys.version_info < SINCE and sys.implementation.name == "cpython"
+    return is_one and library is not None and hears_all(lambda some: Tags(library, some))
+
+
 class _Thing:
     """What attributes are tried on."""
 
 
-def hears_all(ears: Ears) -> bool:
-    """Whether each way to change a dictionary, an object's too, is told of."""
+def hears_all(watch: Callable[[Iterable[Any]], Watch | Tags | None]) -> bool:
+    """Whether each way to change a dictionary, an object's too, is told of, and nothing else."""
     thing: Any = _Thing()
     thing.first = thing.second = 1
     held, ordered = thing.__dict__, OrderedDict[int, int]()
@@ -152,21 +201,24 @@ def hears_all(ears: Ears) -> bool:
         lambda: ordered.pop(1), lambda: ordered.update({4: 5}), lambda: ordered.popitem(),
         lambda: ordered.setdefault(6, 7), ordered.clear,
     ]  # fmt: skip
-    watch = ears.watch([held, ordered])
-    if watch is None:
+    told = watch([held, ordered])
+    if told is None:
         return False
     seen = []
     for way in ways:
-        watch.changed = False
+        told.changed = False
+        seen.append(not told.changed)
         way()
-        seen.append(watch.changed)
-    watch.close()
+        seen.append(told.changed)
+    told.close()
     return all(seen)
 
 
 _ears = Ears()
 
 
-def watch(dictionaries: Iterable[Any]) -> Watch | None:
-    """A `Watch` of dictionaries, which live until it is closed; None where that cannot be."""
-    return _ears.watch(dictionaries)
+def watch(dictionaries: Iterable[Any]) -> Watch | Tags | None:
+    """A `Watch` of dictionaries, or `Tags`, which live until it is closed; None where neither can
+    be."""
+    found = [*dictionaries]
+    return _ears.watch(found) or tagged(found)

@@ -16,6 +16,7 @@ import torch
 from ..frontend.gradient_graph import Result
 from ..frontend.torch.retracing import inputs_of
 from ..picking import picked
+from .host_library import reason
 from .on_stream import Turns, replayed, unshare
 from .programs import Choices, compiled_at, drawn, keeps_graph, module_at, one_device
 from .replayed import Written
@@ -77,8 +78,9 @@ class JointProgram:
         built = where.compile(module, lambda what: None, parting)
         names = [FORWARD, BACKWARD]
         why = refusal(parting.parts.module, names) if graphs else ""
-        if why and self.device.type == "cuda":
-            reports[0].notes.append(f"its calls are not one CUDA graph: {why}")
+        if self.device.type == "cuda":
+            said = why and f"its calls are not one CUDA graph: {why}"
+            reports[0].notes += filter(None, [said, reason() if graphs else ""])
         self._built, self._sources = built, parting.parts.sources
         self._find_sources(count)
         joined = [None, None] if keeps_graph is None else built.joined(names)

@@ -21,6 +21,7 @@ from .. import keys
 from ..ambient import outside
 from ..picking import picked
 from .depends import Depends, is_dispatched
+from .host_library import reason
 from .kernels import winograd_is_allowed
 from .on_stream import Turns, replayed
 from .reads import LostError, Reads
@@ -221,6 +222,7 @@ class Program:
         names, why = parts.names, ""
         if asked.graphs and where.is_gpu:
             why = refusal(parts.module, names)
+            self.notes += filter(None, [reason()])
         if why:
             self.notes.append(f"its calls are not one CUDA graph: {why}")
         make = partial(

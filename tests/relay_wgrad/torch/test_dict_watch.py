@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from types import MappingProxyType
@@ -15,9 +16,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import relay_wgrad.torch as rt
-from relay_wgrad.torch import dict_watch
+from relay_wgrad.torch import dict_watch, host_library
 from relay_wgrad.torch.depends import Depends
-from relay_wgrad.torch.dict_watch import watch
+from relay_wgrad.torch.dict_watch import hears_all, tagged, watch
 
 here = pytest.mark.skipif(
     watch([{}]) is None, reason="this Python does not tell of changes, or others listen"
@@ -96,6 +97,31 @@ def test_without(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ears.watch([{}]) is None
 
 
+def test_numbers_of_dictionaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked for where the library is there, up to Python 3.11."""
+    if sys.version_info < dict_watch.SINCE and host_library.functions() is not None:
+        tags = tagged([{}])
+        assert tags is not None
+        seen = [tags.changed]
+        tags.changed = False
+        seen.append(tags.changed)
+        tags.close()
+        assert [*seen, tags.changed, tags.is_open] == [True, False, True, False]
+    else:
+        assert tagged([{}]) is None
+    monkeypatch.setattr(dict_watch, "functions", lambda: None)
+    assert tagged([{}]) is None
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_who_always_says_the_same_does_not_hear(changed: bool) -> None:
+    class Same(mock.Mock):
+        changed = property(lambda self: not_read, lambda self, value: None)
+
+    not_read = changed
+    assert not hears_all(lambda dictionaries: Same())
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -141,6 +167,7 @@ def test_a_changed_module_is_seen(
         pytest.skip("this Python does not tell of changes")
     if not told:
         monkeypatch.setattr("relay_wgrad.torch.depends.watch", lambda dictionaries: None)
+        monkeypatch.setattr("relay_wgrad.torch.depends.functions", lambda: None)
     module = Net()
     step = rt.TrainingStep(module, torch.ones(2, 4))
     depends = step._programs[0][1].depends
