@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,23 @@ FINISHED = {SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE}
 _TAKEN = (COMPOSITE, CODEGEN)
 
 
+@cache
+def _derives(kind: Any, of: Any) -> bool:
+    return issubclass(kind, of)
+
+
+def is_a(value: Any, of: type) -> bool:
+    """`isinstance`, for where the answer is often no: TVM's classes are asked for that in Python,
+    which takes four times as long as to look up what they have said of a class before."""
+    return _derives(value.__class__, of)
+
+
 def op_name(value: Any) -> str:
     """The name of a called operator, "" for anything else."""
-    is_op = isinstance(value, relax.Call) and isinstance(value.op, Op)
-    return str(value.op.name) if is_op else ""
+    if not is_a(value, relax.Call):
+        return ""
+    op = value.op
+    return str(op.name) if is_a(op, Op) else ""
 
 
 def beside(call: relax.Call | None, operand: Any) -> Any:
@@ -69,12 +83,18 @@ def bytes_of(ty: Any) -> int:
 
 def tensor_bytes(ty: Any) -> int | None:
     """The bytes of a tensor of known sizes; None for all else."""
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+    if not is_a(ty, relax.TensorType) or not is_a(ty.shape, relax.ShapeExpr):
         return None
-    sizes = ty.shape.values[:]
-    if ty.dtype is None or not all(isinstance(size, tirx.IntImm) for size in sizes):
+    sizes, dtype = ty.shape.values[:], ty.dtype
+    if dtype is None or not all(is_a(size, tirx.IntImm) for size in sizes):
         return None
-    return math.prod(map(int, sizes)) * tvm.DataType(str(ty.dtype)).itemsize
+    return math.prod(map(int, sizes)) * itemsize(str(dtype))
+
+
+@cache
+def itemsize(dtype: str) -> int:
+    """The bytes of an element."""
+    return int(tvm.DataType(dtype).itemsize)
 
 
 def is_taken(func: relax.Function) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tvm import relax
 
-from ..ir import op_name
+from ..ir import is_a, op_name
 from .walk import blocks_of, bodies_of, result_of, variables_of
 
 Expr = Any
@@ -53,13 +53,13 @@ class Graph:
 
     def _add(self, binding: Any, number: int) -> None:
         value = binding.value
+        var = binding.var
         self.bindings.append(binding)
-        self.block[binding.var] = number
+        self.block[var] = number
         if isinstance(binding, relax.VarBinding):
-            self.value[binding.var] = value
-        parts = enumerate([value.op, *value.args[:]], -1) if isinstance(value, relax.Call) else (
-            (0, value),
-        )  # fmt: skip
+            self.value[var] = value
+        is_call = is_a(value, relax.Call)
+        parts = enumerate([value.op, *value.args[:]], -1) if is_call else ((0, value),)
         for argument, part in parts:
             for var in variables_of(part):
                 self.uses.setdefault(var, []).append(Use(binding, argument))
@@ -68,13 +68,13 @@ class Graph:
 
     def maker(self, expr: Expr) -> Any:
         """The binding of a variable; None for a parameter, and for what is no variable."""
-        place = self.index.get(expr) if isinstance(expr, relax.Var) else None
+        place = self.index.get(expr) if is_a(expr, relax.Var) else None
         return None if place is None else self.bindings[place]
 
     def resolved(self, expr: Expr) -> Expr:
         """What an expression is but for other names: the variable or value that was there first."""
-        while isinstance(expr, relax.Var) and isinstance(self.value.get(expr), relax.Var):
-            expr = self.value[expr]
+        while is_a(expr, relax.Var) and is_a(named := self.value.get(expr), relax.Var):
+            expr = named
         return expr
 
     def bound_to(self, expr: Expr) -> Expr:
@@ -84,7 +84,7 @@ class Graph:
 
     def call(self, expr: Expr, *names: str) -> relax.Call | None:
         """The call that a variable is bound to, if it is one of these operators'."""
-        value = self.value.get(expr) if isinstance(expr, relax.Var) else None
+        value = self.value.get(expr) if is_a(expr, relax.Var) else None
         return value if value is not None and op_name(value) in names else None
 
     def needed_for(

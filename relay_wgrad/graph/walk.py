@@ -5,11 +5,14 @@ A slice of one of TVM's arrays is a list, made in a third of the time that walki
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax
+
+from ..ir import is_a
 
 Block: TypeAlias = Any  # relax.BindingBlock or DataflowBlock
 Function: TypeAlias = tuple[tvm.ir.GlobalVar, relax.Function]
@@ -36,7 +39,7 @@ def bindings_of(func: relax.Function, *, branches: bool = True) -> list[relax.Bi
 
 def bodies_of(func: relax.Function) -> list[relax.Expr]:
     """The bodies whose results leave their blocks: the function's and those of its branches."""
-    branches = (b for block in blocks_of(func) if _may_branch(block) for b in block.bindings)
+    branches = (b for block in blocks_of(func) if _may_branch(block) for b in block.bindings[:])
     return [func.body, *(body for b in branches for body in branches_of(b.value))]
 
 
@@ -49,7 +52,7 @@ def dataflow_block(func: Any) -> Any:
 
 def branches_of(value: relax.Expr) -> list[relax.Expr]:
     """The bodies of an `If`; none of anything else."""
-    return [value.true_branch, value.false_branch] if isinstance(value, relax.If) else []
+    return [value.true_branch, value.false_branch] if is_a(value, relax.If) else []
 
 
 def result_of(body: relax.Expr) -> relax.Expr:
@@ -67,28 +70,35 @@ def variables_of(expr: relax.Expr) -> list[relax.Var]:
     rest = [expr]
     while rest:
         item = rest.pop()
-        if isinstance(item, relax.Var):
+        if is_a(item, relax.Var):
             found.append(item)
-        elif isinstance(item, relax.Call):
-            rest.append(item.op)
-            rest.extend(item.args[:])
-        elif isinstance(item, relax.Tuple):
-            rest.extend(item.fields[:])
-        elif isinstance(item, relax.TupleGetItem):
-            rest.append(item.tuple_value)
-        elif isinstance(item, relax.If):
-            rest.append(item.cond)
-        elif isinstance(item, relax.Function):
-            found.extend(relax.analysis.free_vars(item))
+        else:
+            rest.extend(_parts(item.__class__)(item))
     return found
+
+
+_PARTS: dict[type, Callable[[Any], list[Any]]] = {
+    relax.Call: lambda call: [call.op, *call.args[:]],
+    relax.Tuple: lambda tup: tup.fields[:],
+    relax.TupleGetItem: lambda item: [item.tuple_value],
+    relax.If: lambda choice: [choice.cond],
+    relax.Function: lambda func: relax.analysis.free_vars(func)[::-1],
+}
+"""What an expression of each class uses."""
+
+
+@cache
+def _parts(kind: Any) -> Callable[[Any], list[Any]]:
+    """A class's row, found once."""
+    return next((parts for of, parts in _PARTS.items() if issubclass(kind, of)), lambda _: [])
 
 
 def _blocks(body: relax.Expr) -> Iterator[Block]:
     if not isinstance(body, relax.SeqExpr):
         return
-    for block in body.blocks:
+    for block in body.blocks[:]:
         yield block
-        for binding in block.bindings if _may_branch(block) else ():
+        for binding in block.bindings[:] if _may_branch(block) else ():
             for branch in branches_of(binding.value):
                 yield from _blocks(branch)
 

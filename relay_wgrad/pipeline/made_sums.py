@@ -11,7 +11,7 @@ in registers.  What the sum adds is the tensor as it is stored, rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tvm
@@ -239,11 +239,12 @@ class _Joined(Together):
         self.target = target
 
     def partners(
-        self, call: relax.Call, at: int, bindings: Sequence[Any], place: dict[Any, int]
+        self, call: relax.Call, at: int, calls: Mapping[int, relax.Call], place: dict[Any, int]
     ) -> Iterable[int]:
         """Those that make what the call reads."""
         read = dict.fromkeys(variables_of(call.args[1]))
-        return [place[v] for v in read if v in place and bytes_of(v.ty) >= SMALL]
+        made = [place[v] for v in read if v in place and bytes_of(v.ty) >= SMALL]
+        return [i for i in made if i in calls]
 
     def may_be(self, first: tirx.PrimFunc, second: tirx.PrimFunc) -> bool:
         """None is scheduled, the second alone has a sum, and the first is more than another shape

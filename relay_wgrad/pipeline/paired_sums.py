@@ -7,7 +7,8 @@ The results are those that they have apart, but for the order of their terms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import tvm
@@ -45,20 +46,22 @@ class _Paired(Together):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self.sums: dict[Any, bool] = {}  # of kernels
+        # Of a tensor the sums that read it, with their places.
+        self.readers: dict[Any, list[tuple[int, relax.Call]]] = {}
 
     def partners(
-        self, call: relax.Call, at: int, bindings: Sequence[Any], place: dict[Any, int]
+        self, call: relax.Call, at: int, calls: Mapping[int, relax.Call], place: dict[Any, int]
     ) -> Iterable[int]:
         """Those that read the most of what the call reads."""
         if not self._is_sum(call):
             return []
-        read = {v: bytes_of(v.ty) for v in variables_of(call.args[1])}
-        shared: dict[int, int] = {}
-        for i in range(at):
-            other = self.one_result(bindings[i].value)
-            if other is not None and structural_equal(other.ty, call.ty) and self._is_sum(other):
-                shared[i] = sum(read.get(v, 0) for v in set(variables_of(other.args[1])))
-        return sorted((i for i in shared if shared[i] >= SMALL), key=lambda i: -shared[i])
+        shared: Counter[int] = Counter()
+        for var in dict.fromkeys(variables_of(call.args[1])):
+            readers, size = self.readers.setdefault(var, []), bytes_of(var.ty)
+            shared.update({i: size for i, other in readers if calls.get(i) is other})
+            readers.append((at, call))
+        found = (i for i in shared if shared[i] >= SMALL and structural_equal(calls[i].ty, call.ty))
+        return sorted(found, key=lambda i: (-shared[i], i))
 
     def _is_sum(self, call: relax.Call) -> bool:
         var = call.args[0]

@@ -29,7 +29,7 @@ from tvm.relax.analysis import has_reshape_pattern
 from ..graph.def_use import Graph
 from ..graph.rebuild import rebuilt, with_functions, with_type
 from ..graph.walk import Block, variables_of
-from ..ir import tensor_bytes
+from ..ir import is_a, op_name, tensor_bytes
 from ..keys import OP_PATTERN
 
 # Kinds of kernels, as AnnotateTIROpPattern numbers them.
@@ -87,8 +87,11 @@ class _Block:
         self, block: Block, graph: Graph, patterns: dict[Any, int], views: set[Any]
     ) -> None:
         self.patterns, self.views, self.graph = patterns, views, graph
-        self.place = {binding.var: i for i, binding in enumerate(block.bindings)}
-        self.bindings = self._early(list(block.bindings))
+        bindings = block.bindings[:]
+        self.place = {binding.var: i for i, binding in enumerate(bindings)}
+        self.kinds = {b.var: self._kind_of(b.value) for b in bindings}
+        self.operands: dict[Any, list[relax.Var]] = {}
+        self.bindings = self._early(bindings)
         self.index = {binding.var: i for i, binding in enumerate(self.bindings)}
         self.users = [
             sorted(self.index[u.var] for u in graph.users_of(b.var) if u.var in self.index)
@@ -106,11 +109,11 @@ class _Block:
         reads: list[Any] = []
         for binding in self.bindings:
             found: dict[relax.Var, None] = {}
-            for var in _tensors(binding.value) if self._kind(binding) <= SUM else ():
+            for var in self._tensors(binding) if self._kind(binding) <= SUM else ():
                 at = self.index.get(var)
                 found |= {var: None} if at is None or self.kernels[at] == [at] else reads[at]
             reads.append(
-                found if len(found) <= _MOST_READ else dict.fromkeys(_tensors(binding.value))
+                found if len(found) <= _MOST_READ else dict.fromkeys(self._tensors(binding))
             )
         return reads
 
@@ -150,7 +153,7 @@ class _Block:
     def _is_kept(self, binding: Any, end: int) -> bool:
         """Whether all operands of a call are parameters, or something else reads them about as late
         as at `end`."""
-        for var in _tensors(binding.value):
+        for var in self._tensors(binding):
             made = self.graph.maker(var)
             if made is None or var in self.graph.results:
                 continue
@@ -160,12 +163,21 @@ class _Block:
         return True
 
     def _kind(self, binding: Any) -> int:
-        call = binding.value
-        if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != "relax.call_tir":
+        return self.kinds[binding.var]
+
+    def _tensors(self, binding: Any) -> list[relax.Var]:
+        """A kernel's operands, each once; none of another call."""
+        if binding.var not in self.operands:
+            call = binding.value
+            has_some = is_a(call, relax.Call) and len(call.args) > 1
+            self.operands[binding.var] = _tensors(call) if has_some else []
+        return self.operands[binding.var]
+
+    def _kind_of(self, call: Any) -> int:
+        if op_name(call) != "relax.call_tir" or not is_a(call.ty, relax.TensorType):
             return _NOT_FUSED
-        if not isinstance(call.ty, relax.TensorType) or len(call.args) != 2:
-            return _NOT_FUSED
-        return self.patterns.get(call.args[0], _NOT_FUSED)
+        args = call.args[:]
+        return self.patterns.get(args[0], _NOT_FUSED) if len(args) == 2 else _NOT_FUSED
 
     def _pays(self, i: int, kernels: list[int]) -> bool:
         call = self.bindings[i].value
@@ -188,8 +200,7 @@ class _Block:
         others: set[relax.Var] = set()
         seen, left = {i, kernel}, [kernel]
         while left:
-            call = self.bindings[left.pop()].value
-            for var in _tensors(call) if isinstance(call, relax.Call) and call.args[1:] else ():
+            for var in self._tensors(self.bindings[left.pop()]):
                 at = self.index.get(var)
                 if at is None or self.kernels[at] == [at] != [i]:
                     others.add(var)
@@ -220,24 +231,24 @@ class _Block:
 
     def _with_copies(self, value: Any, kernel: int, copies: dict[tuple[int, int], Any]) -> Any:
         """The value as that kernel computes it: a call of kernels, whose operands are variables."""
-        if not isinstance(value, relax.Call) or len(value.args) != 2:
+        given = value.args[:] if is_a(value, relax.Call) else []
+        if len(given) != 2 or not is_a(given[1], relax.Tuple):
             return value
-        if not isinstance(value.args[1], relax.Tuple):
-            return value
+        fields = given[1].fields[:]
         operands = [
-            copies.get((self.index[arg], kernel), arg) if arg in self.index else arg
-            for arg in value.args[1].fields
+            copies.get((at, kernel), arg) if (at := self.index.get(arg)) is not None else arg
+            for arg in fields
         ]
-        if all(a is b or a.same_as(b) for a, b in zip(operands, value.args[1].fields, strict=True)):
+        if all(a is b for a, b in zip(operands, fields, strict=True)):
             return value
-        args = [value.args[0], relax.Tuple(operands)]
+        args = [given[0], relax.Tuple(operands)]
         call = relax.Call(value.op, args, value.attrs, value.ty_args, value.span)
         return with_type(call, value.ty)
 
 
 def _tensors(call: relax.Call) -> list[relax.Var]:
     """A kernel's operands, each once."""
-    return [arg for arg in dict.fromkeys(call.args[1].fields) if isinstance(arg, relax.Var)]
+    return [arg for arg in dict.fromkeys(call.args[1].fields[:]) if is_a(arg, relax.Var)]
 
 
 def _halves(call: relax.Call) -> bool:

@@ -5,7 +5,7 @@ Which calls, and which kernels are good, is said by who derives of `Together`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tvm
@@ -15,7 +15,7 @@ from tvm_ffi import structural_walk
 
 from ..graph.rebuild import Writer, function_of, rebuilt, with_type
 from ..graph.walk import Block, functions_in
-from ..ir import op_name
+from ..ir import is_a, op_name
 from ..keys import PRIMITIVE, SYMBOL
 from .workspaces import places_of_results
 
@@ -35,11 +35,11 @@ class Together:
         self.known: dict[Any, Any] = {}  # (both kernels, their operands' places) -> one for both
 
     def partners(
-        self, call: relax.Call, at: int, bindings: Sequence[Any], place: dict[Any, int]
+        self, call: relax.Call, at: int, calls: Mapping[int, relax.Call], place: dict[Any, int]
     ) -> Iterable[int]:
         """Places of calls before a call, at `at`, that it may become one with, the best first.
 
-        place : of each of a block's variables.
+        calls : those before it, by their places.  place : of each of a block's variables.
         """
         raise NotImplementedError
 
@@ -64,23 +64,28 @@ class Together:
 
     def one_result(self, value: Any) -> Any:
         """A call of a kernel with one result; None for another value."""
-        if op_name(value) != "relax.call_tir" or value.args[0] not in self.plain:
+        if op_name(value) != "relax.call_tir":
             return None
-        known = isinstance(value.ty, relax.TensorType) and len(value.args) == 2
-        return value if known and isinstance(value.args[1], relax.Tuple) else None
+        args = value.args[:]
+        if len(args) != 2 or args[0] not in self.plain or not is_a(args[1], relax.Tuple):
+            return None
+        return value if is_a(value.ty, relax.TensorType) else None
 
     def _block(self, block: Block) -> list[relax.Binding] | None:
         if not isinstance(block, relax.DataflowBlock):
             return None
-        bindings = list(block.bindings)
+        bindings = block.bindings[:]
         place = {binding.var: i for i, binding in enumerate(bindings)}
         joined: dict[int, tuple[Any, relax.Call]] = {}  # of a first call: the second, and for both
         taken: set[int] = set()
+        calls: dict[int, relax.Call] = {}
         for i, binding in enumerate(bindings):
             call = self.one_result(binding.value)
-            if call is None or not isinstance(binding.var, relax.DataflowVar | relax.Var):
+            if call is None:
                 continue
-            for at in self.partners(call, i, bindings, place):
+            found = self.partners(call, i, calls, place)
+            calls[i] = call
+            for at in found:
                 if at in taken:
                     continue
                 both = self._both(bindings[at], binding, place, at)
@@ -95,8 +100,8 @@ class Together:
         first, second = map(self.one_result, (first_one.value, second_one.value))
         if first is None:
             return None
-        given = list(first.args[1].fields)
-        others = [arg for arg in second.args[1].fields if not arg.same_as(first_one.var)]
+        given = first.args[1].fields[:]
+        others = [arg for arg in second.args[1].fields[:] if not arg.same_as(first_one.var)]
         if not all(isinstance(arg, relax.Var) for arg in (*given, *others)):
             return None
         if any(place.get(arg, -1) >= at for arg in others):
