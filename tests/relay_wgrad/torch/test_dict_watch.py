@@ -6,6 +6,7 @@ import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import relay_wgrad.torch as rt
+from relay_wgrad.building.programs import SWITCH
 from relay_wgrad.torch import dict_watch, host_library
 from relay_wgrad.torch.depends import Depends
 from relay_wgrad.torch.dict_watch import hears_all, tagged, watch
@@ -158,16 +160,24 @@ OF_MODULES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of programs: the one network's is compiled once."""
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["told", "compared"])
 @pytest.mark.parametrize("name", OF_MODULES)
 def test_a_changed_module_is_seen(
-    name: str, told: bool, registered: None, monkeypatch: pytest.MonkeyPatch
+    name: str, told: bool, registered: None, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if told and watch([{}]) is None:
         pytest.skip("this Python does not tell of changes")
     if not told:
         monkeypatch.setattr("relay_wgrad.torch.depends.watch", lambda dictionaries: None)
         monkeypatch.setattr("relay_wgrad.torch.depends.functions", lambda: None)
+    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv("RELAY_WGRAD_CACHE", str(kept))
     module = Net()
     step = rt.TrainingStep(module, torch.ones(2, 4))
     depends = step._programs[0][1].depends
