@@ -110,6 +110,7 @@ def test_bits_with_options(options: dict[str, Any]) -> None:
     equal(found)
 
 
+@pytest.mark.longer("two more steps; bits of other ones stay")
 def test_bits_under_autocast() -> None:
     found = []
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -257,6 +257,7 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 WAYS: list[Callable[[nn.Module], Any]] = [lambda m: rt.TrainingStep(m, X), compiled]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("way", WAYS, ids=["TrainingStep", "compile"])
 def test_parameters_between_the_passes(both: str, way: Any) -> None:
     """They may not be changed, and are read where they are, once there is a graph."""

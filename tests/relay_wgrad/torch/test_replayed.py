@@ -365,7 +365,7 @@ class Deep(Net):
         return self.head(nn.functional.avg_pool2d(x, 2).mean((2, 3)))
 
 
-@pytest.mark.share(4)  # a seed each way
+@pytest.mark.share(9)
 @pytest.mark.parametrize("way", [_step, _pieces])
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("seed", range(2))
