@@ -35,6 +35,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["sum", "mean", "squares"])
 def test_the_numbers(shape: tuple[int, ...], kind: str) -> None:

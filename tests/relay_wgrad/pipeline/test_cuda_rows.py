@@ -32,6 +32,7 @@ def statistics(emit: Any, x: Any, mean: Any, gamma: Any) -> Any:
     return relax.op.sum(product, [3], keepdims=True)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
     "shape", [(5, 17, 13, 96), (1, 1025, 1, 64), (3, 19, 19, 192), (2, 30, 20, 768)]

@@ -69,6 +69,7 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
     return float(apart)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     "shape",
     [
