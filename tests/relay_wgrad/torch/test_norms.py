@@ -148,7 +148,7 @@ def check(kind: str, half: Any) -> None:
         assert error <= max(2 * usual, 2e-2 if half else 1e-5), (kind, error, usual)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.longer_cases(
     "plain-half1",
     "relu-half1",
@@ -251,7 +251,7 @@ def check_volumes(kind: str, half: Any) -> None:
         assert error <= max(2 * usual, 3e-2 if half else 1e-5), (kind, error, usual)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
 @pytest.mark.parametrize("kind", GROUPED)
 def test_groups(kind: str, half: Any, found: list[list[str]]) -> None:
@@ -280,7 +280,7 @@ def test_compiled_here_is_reported() -> None:
     assert any("instance_norm is not one operator: it has running statistics" in n for n in notes)
 
 
-@pytest.mark.share(7)
+@pytest.mark.share(11)
 @pytest.mark.parametrize("groups", [0, 2, 4])
 @pytest.mark.parametrize(
     "activation",
