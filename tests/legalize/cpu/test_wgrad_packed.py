@@ -221,7 +221,7 @@ def test_products_with_many_registers(
     assert core.work.units > 1
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("c", "k", "layout", "is_turned"), [
     (144, 24, "HWIO", True), (24, 144, "HWIO", False), (480, 112, "HWIO", True),
     (192, 32, "HWIO", False), (192, 32, "OHWI", True), (64, 64, "HWIO", False),
