@@ -122,6 +122,7 @@ def gradients_of(step: Any, model: nn.Module) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("pieces", [0, (1, 1)])
 @pytest.mark.parametrize("mode", [True, False])
 def test_a_second_step_runs_no_pass_after_the_import(mode: bool, pieces: Any) -> None:
@@ -194,6 +195,7 @@ def test_what_is_in_its_digest() -> None:
         Trainer(graph_of(), progress=lambda what: pytest.fail(what) if what == LOADING else None)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("rule", ["FPrimalGradient", "FInferType"])
 def test_a_rule_of_someone_else(rule: str) -> None:
     """A digest cannot tell one function from another."""
@@ -219,6 +221,7 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_found()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("how", ["cut", "gone"])
 def test_any_damaged_file_is_made_anew(how: str, whole: Path) -> None:
     wanted = trained()[0].loss(graph_of().random_batch(0))
