@@ -116,7 +116,7 @@ def conv_channels(mod: tvm.IRModule) -> list[int]:
     return [int(t.ty.shape.values[1]) for t in tensors]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("seed", range(12))
 def test_networks_at_random(seed: int) -> None:
     """Loss, logits, running statistics and all gradients, in float64, as they were."""
