@@ -334,7 +334,7 @@ from tests.relay_wgrad.building import test_program as tests
 if len(sys.argv) > 1:
     from relay_wgrad.building import objects
     def slow(*args, inner=objects.lowered):
-        print("one", flush=True)
+        print("one\\n", end="", flush=True)  # in one piece: several threads may
         import time
         time.sleep(float(sys.argv[1]))
         return inner(*args)
