@@ -78,7 +78,8 @@ class Plan:
     takes : of a site the place of an operand, and the site whose extra result it is.
     fields : of a site whose results are others now, or of a call that a site computes too: the
         site, and for each old field the new one.
-    renamed : a variable that is a field of what a site's call gives now.
+    renamed : a variable that is a field of what a site's call gives now; what is made of it before
+        that comes behind it, unless it is a site's itself.
     """
 
     function: Graph
@@ -244,6 +245,8 @@ class _Writer:
             return []
         if var in self.plan.renamed:
             host, index = self.plan.renamed[var]
+            if host not in self.written:
+                return self._wait(host, binding)
             item = normal(relax.TupleGetItem(self.written[host], index))
             return [relax.VarBinding(var, item)]
         if var in self.narrowed:
@@ -252,8 +255,9 @@ class _Writer:
             ]  # fmt: skip
         if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.plan.fields:
             return self._field(binding)
-        if isinstance(value, relax.Var) and value in self.late:  # another name of a field
-            return self._wait(self.late[value], binding)
+        waits = [v for v in variables_of(value) if v in self.late] if site is None else []
+        if waits:
+            return self._wait(self.late[waits[0]], binding)
         if isinstance(value, relax.Var) and value in self.gone:
             self.gone.add(var)
             return []
@@ -280,8 +284,7 @@ class _Writer:
         later: list[Any] = []
         for waiting in self.waiting.pop(var, []):
             self.late.pop(waiting.var)
-            renamed = isinstance(waiting.value, relax.Var)
-            later += self._binding(waiting) if renamed else self._field(waiting)
+            later += self._binding(waiting)
         return [*before, *results, *later]
 
     def _operand(self, arg: Any, before: list[Any]) -> Expr:

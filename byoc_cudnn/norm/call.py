@@ -53,6 +53,12 @@ class NormCall:
     what the activation lets through goes from forward to backward as `mask`, a uint8 for each 16
     bytes of a row, the last of which may be short: a sixteenth of what reading y takes.
 
+    With `after` a residual is added behind the activation, whose gradient x tells then.  With
+    `total` what the first pass reads is the sum of two, rounded, and is a result:
+    forward: x, more, gamma, beta, … -> y, mean, rstd, …, total, where total = x + more is x
+    backward without residual, and `summed`: dy, dy2, … -> dx, dgamma, dbeta, total = dy + dy2
+    With `skip`, its last operand, a backward call adds a tensor to dx, rounded once.
+
     With `second` the residual is a normalization's result too, of x2 with statistics of its own,
     and is neither written nor rounded:
     forward: x, gamma, beta, x2, gamma2, beta2[, running_mean, running_var, running_mean2,
@@ -109,6 +115,9 @@ class NormCall:
     running: bool = False
     bits: bool = False
     summed: bool = False
+    after: bool = False
+    total: bool = False
+    skip: bool = False
     second: bool = False
     pooled: tuple[int, ...] = ()
     layout: str = "NHWC"
@@ -146,13 +155,15 @@ class NormCall:
             other, added = ("dy2",) * self.summed, ("residual",) * self.residual
             return (first, *other, *given, *added, *self._running(""), *told)
         if self.forward:
-            names = ["x", "gamma", "beta"] + ["residual"] * (self.residual and not self.second)
+            names = ["x", *["more"] * self.total, "gamma", "beta"]
+            names += ["residual"] * (self.residual and not self.second)
             others = ("x2", "gamma2", "beta2") if self.second else ()
             return (*names, *others, *self._running(""), *("joined",) * self.onto)
         told = ("mask" if self.bits else "y",) if self.stored else ()
         more = ("dy2",) * self.summed + ("index",) * bool(self.pooled)
         other = ("x2", "gamma2", "mean2", "rstd2") if self.second else ()
-        return ("dy", *more, "x", "gamma", "beta", "mean", "rstd", *other, *told)
+        last = ("skip",) * self.skip
+        return ("dy", *more, "x", "gamma", "beta", "mean", "rstd", *other, *told, *last)
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -161,12 +172,13 @@ class NormCall:
             through = ("dresidual",) * (self.bits and self.direction == "gate_sums")
             return (*through, *made, *self._running("new_"), *last)
         if self.forward:
-            mask = ("mask",) * self.bits + ("index",) * bool(self.pooled)
-            made = ("y", *self._both("mean", "rstd"), *self._running("new_"), *mask)
+            more = ("total",) * self.total + ("mask",) * self.bits + ("index",) * bool(self.pooled)
+            made = ("y", *self._both("mean", "rstd"), *self._running("new_"), *more)
             return (*made, *("own",) * self.own)
         if self.second:
             return self._both("dx", "dgamma", "dbeta")
-        return ("dx", "dgamma", "dbeta", *(("dresidual",) if self.stored else ()))
+        written = ("dresidual",) * self.stored + ("total",) * self.total
+        return ("dx", "dgamma", "dbeta", *written)
 
     @property
     def overwrites(self) -> tuple[tuple[str, str], ...]:
@@ -175,9 +187,9 @@ class NormCall:
         Rows of x and of what has its size: a thread reads of them what it writes, and in the last
         pass that reads it; windows of `pooled` are several threads', and `slices` have other rows.
         Where a gradient is `stored` the second pass reads x and the residual's gradient, which the
-        first one wrote.
+        first one wrote; of a `total` it reads that.
         """
-        rows = ("residual", "x", "x2", "dy", "dy2", "y")
+        rows = ("residual", "x", "more", "x2", "dy", "dy2", "y", "skip")
         given = [name for name in rows if name in self.operands]
         if self.pooled or self.direction in ("squeeze", "gate_sums"):
             return ()
@@ -186,15 +198,21 @@ class NormCall:
         if self.place:  # y has other rows
             own = tuple(("own", name) for name in given if self.own)
             return (*((("y", "joined"),) * self.onto), *own)
+        if self.forward and self.total:
+            parts = ("x", "more")
+            return (*(("total", name) for name in parts), *(("y", name) for name in given))
         if self.forward or self.direction == "excite":
             return tuple(("y", name) for name in given)
         if self.second:
             return tuple((f"dx{end}", name) for end in ("", "2") for name in (f"x{end}", *given))
-        if not self.stored:
-            return (("dx", "x"),) if self.slices else (("dx", "dy"), ("dx", "x"))
-        early = tuple(name for name in given if name != "x")
-        first = tuple(("dresidual", name) for name in early)
-        return (*first, ("dx", "x"), *(("dx", name) for name in early))
+        written = "dresidual" if self.stored else "total" if self.total else ""
+        late = tuple(name for name in given if name in ("x", "skip"))  # the second pass reads them
+        early = tuple(
+            name for name in given if name not in (*late, *("dy", "dy2") * bool(self.slices))
+        )
+        first = tuple((written, name) for name in early if written)
+        before, behind = (late, early) if written else (early, late)
+        return (*first, *(("dx", name) for name in (*before, *behind)))
 
     def _both(self, *names: str) -> tuple[str, ...]:
         return (*names, *(f"{name}2" for name in names if self.second))
@@ -225,6 +243,10 @@ def check(call: NormCall) -> Decision:
         return no(f"last {call.last!r} of {call.direction}: relu, or nothing, ends excite alone")
     if call.residual and call.gated and call.direction != "excite":
         return no(f"a residual is added by excite, not by {call.direction}")
+    if call.after and not (call.forward and call.residual and not (call.bits or call.second)):
+        return no(
+            "behind the activation a forward call adds a residual, of which no bits go backward"
+        )
     if call.stored and not activations.ACTIVATIONS[call.activation].by_result:
         return no(
             f"{call.activation}'s gradient is not told by what is stored: y;"
@@ -247,12 +269,20 @@ def check(call: NormCall) -> Decision:
         padding = (call.pooled[4], call.pooled[5], call.pooled[6], call.pooled[7])
         if not (decision := check_windows(pair, strides, padding)):
             return decision
-    if call.summed and not (call.stored or call.gated or call.slices):
+    if call.summed and not (call.stored or call.gated or call.slices or call.total):
         return no(
-            "summed gradients are of a backward call that writes the residual's gradient, or whose"
-            " gradients are channels of other tensors"
+            "summed gradients are of a backward call that writes the residual's gradient or their"
+            " sum, or whose gradients are channels of other tensors"
         )
-    plain = not (call.residual or call.pooled or call.by_row or call.gated)
+    if call.total and (call.second or call.pooled or call.by_row or call.gated or call.place):
+        return no("a sum is made by a normalization's own passes over whole tensors")
+    if call.total and not call.forward and (call.stored or call.slices or not call.summed):
+        return no("a sum of gradients is a result where they are summed before the activation's")
+    if call.skip and (call.direction != "backward" or call.second or call.pooled or call.by_row):
+        return no("what is added to dx is an operand of a backward call of one normalization's")
+    plain = not (
+        call.residual or call.pooled or call.by_row or call.gated or call.total or call.skip
+    )
     if call.slices and not (call.direction == "backward" and plain):
         return no("gradients that are channels of other tensors are of a backward call alone")
     if call.slices and len(call.slices) != 1 + call.summed:

@@ -22,11 +22,11 @@ _GATED_ROWS = {True: "#define RW_NORM_UNROLL 8", False: "#define RW_NORM_UNROLL 
 # Members of what a call gives and another takes; mask and index are one, of no rows and channels.
 _RESULTS = {"mask": "new_mask", "index": "new_mask", "sums": "new_sums"}
 _TAIL = re.compile(
-    r"(_residual|_second|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced|_placed|_within)?"
+    r"(_residual|_after|_second|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced|_placed|_within|_total)?"
+    r"(_skip)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
-# Template arguments: whether gradients or the result, and whether x, are channels of other tensors.
-_OTHER = {"": "", "_sliced": ", true", "_placed": ", true", "_within": ", false, true"}
+_RESIDUALS = {None: "kNone", "_residual": "kBefore", "_after": "kAfter"}
 _GATED_TAIL = re.compile(r"(_residual)?(_relu)?(_bits)?(_summed)?")
 
 
@@ -52,12 +52,13 @@ def _tail(call: NormCall) -> str:
         more = "_residual" * call.residual + "_relu" * bool(call.last)
         return more + "_bits" * call.bits + "_summed" * call.summed
     residual = "_residual" if (call.residual if call.forward else call.stored) else ""
+    residual = "_after" if call.after else residual
     if call.second or call.by_row:
         residual = "_second" if call.second else "_rows"
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
     more += "_grouped" * (call.grouped and not call.by_row)
     more += "_sliced" * bool(call.slices) + "_placed" * bool(call.place)
-    more += "_within" * bool(call.within)
+    more += "_within" * bool(call.within) + "_total" * call.total + "_skip" * call.skip
     if call.pooled:
         r, s, down, across = call.pooled[:4]
         more += f"_pooled_{r}x{s}_{down}x{across}"
@@ -94,11 +95,15 @@ def _body(
     found = _TAIL.fullmatch(tail)
     if not found:
         return None
-    residual, bits, summed, grouped, other, *windows = found.groups()
-    if other not in (None, "_within") and (direction == "forward") != (other == "_placed"):
+    residual, bits, summed, grouped, other, skip, *windows = found.groups()
+    forward = direction == "forward"
+    if other in ("_placed", "_sliced") and forward != (other == "_placed"):
         return None  # gradients are sliced, results placed
+    if (skip and forward) or (residual == "_after" and not forward):
+        return None
     kind = f"{ELEMENTS[dtype][1]}, Activation::{_enumerator(activation)}"
-    function, last = direction, f"{str(bool(residual)).lower()}, {str(bool(bits)).lower()}"
+    function = direction
+    last = f"Residual::{_RESIDUALS.get(residual)}, {str(bool(bits)).lower()}"
     if residual == "_rows":
         parts = ["device", "rows"]
         return [NORMS.template(f"norm_{part}.h") for part in parts], f"{direction}_rows<{kind}>"
@@ -113,7 +118,9 @@ def _body(
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
     if residual != "_second" and not windows[0]:
-        last += f", {str(bool(grouped)).lower()}{_OTHER[other or '']}"
+        flags = [grouped, other in ("_placed", "_sliced"), other == "_within"]
+        flags.append(other == "_total" if forward else skip)
+        last += "".join(f", {str(bool(flag)).lower()}" for flag in flags)
     parts = ["device", "together", "forward", "backward", "two"]
     if windows[0]:
         parts[-1] = "pooled"
@@ -138,7 +145,9 @@ def _row(call: NormCall) -> tuple[str, str]:
         call.direction, call.dtype, *([call.activation] if call.activation else []),
         *(["residual"] if call.residual else []), *(["running"] if call.running else []),
         *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
-        *(["second"] if call.second else []), *(["pooled"] if call.pooled else []),
+        *(["after"] if call.after else []), *(["total"] if call.total else []),
+        *(["skip"] if call.skip else []), *(["second"] if call.second else []),
+        *(["pooled"] if call.pooled else []),
         *(["then", call.last] if call.last else []),
         *(f"{first}+of{channels}" for first, channels in call.slices),
         *(["at", *map(str, call.place)] if call.place else []),

@@ -111,7 +111,7 @@ def _found(plan: Plan, forward: relax.Var) -> _Gate | None:
             continue
         written = _written(view, product.var, dtype)
         wide_dy = beside(gradient.value, y)
-        dy = _narrow(view, wide_dy, dtype)
+        dy = narrowed(view, wide_dy, dtype)
         back = _backward(plan, forward, wide_dy, factor) if dy is not None else None
         if written is None or back is None or dy is None:
             continue
@@ -148,7 +148,7 @@ def _is_of_images(expr: Expr, y: relax.Var) -> bool:
     return known and sizes == [whole[0], *[1] * (len(whole) - 2), whole[-1]]
 
 
-def _narrow(view: Graph, expr: Expr, dtype: str) -> Expr:
+def narrowed(view: Graph, expr: Expr, dtype: str) -> Expr:
     """A tensor in a dtype, before casts if those give it; None where it is of another."""
     while expr is not None and str(expr.ty.dtype) != dtype:
         cast = view.call(expr, CAST)
@@ -161,7 +161,7 @@ def _narrow(view: Graph, expr: Expr, dtype: str) -> Expr:
         return expr
     wide = view.call(back.args[0], CAST)
     half = None if wide is None else wide.args[0]
-    return _narrow(view, half, dtype) if half is not None and str(half.ty.dtype) == dtype else expr
+    return narrowed(view, half, dtype) if half is not None and str(half.ty.dtype) == dtype else expr
 
 
 def _written(
@@ -180,7 +180,7 @@ def _written(
         user = view.sole_use(at)
         name = "" if user is None or last else op_name(user.value)
         if name == "relax.add" and residual is None:
-            residual = _narrow(view, beside(user.value, at), dtype)
+            residual = narrowed(view, beside(user.value, at), dtype)
             if residual is None or sizes_of(residual.ty) != sizes_of(at.ty):
                 return found
         elif name == RELU and residual is not None and str(at.ty.dtype) == dtype:

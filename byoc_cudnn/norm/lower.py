@@ -3,8 +3,9 @@
 Where a backward call is told by y what an activation let through, and the forward call that made y
 is here, bits go from one to the other instead.  A sum of two gradients, which is what comes back to
 where a residual branches off, is added by the backward call itself.  Where a residual is a
-normalization's own result, made for nothing else, one call computes both.  And what is joined with
-others is written into the joined tensor (`places`), which may grow (`grown`).
+normalization's own result, made for nothing else, one call computes both.  Other sums beside calls
+become parts of them (`sums`).  And what is joined with others is written into the joined tensor
+(`places`), which may grow (`grown`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .gates import VECTOR, mask_type, take_gates
 from .grown import grow
 from .places import take_places
 from .pool_fusion import take_pools
+from .sums import take_sums
 
 _Y = 6  # the backward operators' operand
 
@@ -83,6 +85,7 @@ def planned(view: Graph, bits: bool = True) -> Plan:
             call = plan.sites[forward].call
             if call.forward and call.residual:
                 _take_second(plan, forward, backward)
+    take_sums(plan)
     return plan
 
 

@@ -52,6 +52,7 @@ _NORM = (
     "new_mask", "workspace",
 )  # fmt: skip
 _GATED = ("gate", "lift", "sums", "squeezed", "new_sums")  # around a gate
+_ADDED = ("more", "skip", "total")
 _OTHER = (
     "x", "gamma", "beta", "mean", "rstd", "running_mean", "running_var", "out", "first", "second",
     "new_mean", "new_var",
@@ -92,6 +93,7 @@ class _Call(ctypes.Structure):
         *((n, ctypes.c_void_p) for n in _GATED),
         *((n, ctypes.c_int64) for n in ("fold", "dy_stride", "dy2_stride", "out_stride")),
         ("own", ctypes.c_void_p), ("x_stride", ctypes.c_int64),
+        *((n, ctypes.c_void_p) for n in _ADDED),
     )  # fmt: skip
 
 
@@ -238,7 +240,7 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
     own = loaded(folder, NORMS.kernel_of(call))
     x = given["x"]
     workspace = np.full(1 << 18, 255, np.uint8)
-    names = {**dict.fromkeys((*_NORM, *_GATED)), "workspace": workspace}
+    names = {**dict.fromkeys((*_NORM, *_GATED, *_ADDED)), "workspace": workspace}
     other: dict[str, Any] = dict.fromkeys(_OTHER)
     results = _RESULTS[call.direction]
     for name in (*call.operands, *call.results):
@@ -256,7 +258,7 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
         together, *(names[n] if names[n] is None else names[n].ctypes.data for n in _NORM),
         workspace.nbytes, *(other[n] if other[n] is None else other[n].ctypes.data for n in _OTHER),
     )  # fmt: skip
-    for name in _GATED:
+    for name in (*_GATED, *_ADDED):
         setattr(packed, name, None if names[name] is None else names[name].ctypes.data)
     if call.pooled:
         windows = given["y" if call.forward else "dy"].shape

@@ -55,6 +55,8 @@ def _placed(call: NormCall, y: Any, v: dict[str, Any], out: Any) -> Any:
 def _forward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     z = None
+    if call.total:
+        v["x"] = made["total"] = v["x"] + v["more"]
     for end in ("", "2") if call.second else ("",):
         x = v[f"x{end}"]
         rows = x.reshape(-1, x.shape[-1])
@@ -68,8 +70,10 @@ def _forward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
             for name, new in (("mean", mean), ("var", variance * factor)):
                 old = v[f"running_{name}{end}"]
                 made[f"new_running_{name}{end}"] = old + call.momentum * (new - old)
-    z = z + v["residual"] if "residual" in v else z
+    before = "residual" in v and not call.after
+    z = z + v["residual"] if before else z
     made["y"] = _ACT[call.activation](z)
+    made["y"] = made["y"] + v["residual"] if call.after else made["y"]
     if call.pooled:
         made["y"], made["index"] = _pooled(call, made["y"])
     if call.bits:
@@ -133,13 +137,14 @@ def _backward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
         leaf = (x - v["mean"]) * v["rstd"] * v["gamma"] + v["beta"]
         leaf = v.get("y", leaf).clone().requires_grad_()
         (g,) = torch.autograd.grad(_ACT[call.activation](leaf), leaf, dy)
-    made: dict[str, Any] = {"dresidual": g}
+    made: dict[str, Any] = {"dresidual": g, "total": dy}
     axes = list(range(x.ndim - 1))
     for end in ends:
         xhat = (v[f"x{end}"] - v[f"mean{end}"]) * v[f"rstd{end}"]
         made[f"dbeta{end}"], made[f"dgamma{end}"] = g.sum(axes), (g * xhat).sum(axes)
         inner = g - g.mean(axes) - xhat * (g * xhat).mean(axes)
         made[f"dx{end}"] = inner * v[f"gamma{end}"] * v[f"rstd{end}"]
+    made["dx"] = made["dx"] + v.get("skip", 0)
     return made
 
 

@@ -9,17 +9,17 @@ namespace {
 
 // Where dy' comes from: dy itself; dy and the activation of what x gives; dy and the stored y, or its
 // bits.  Of the last two the first pass writes dy', which is the residual's gradient, and the second
-// reads it; with `summed` a second gradient is added to dy before, and the sum rounded as if apart.  With
-// `sliced` both are channels of other tensors, and the sum, which is not written, is made in both passes;
-// `within` x is.
+// reads it; with `summed` a second gradient is added to dy before, and the sum rounded as if apart.  It is
+// what the first pass writes where x gives the mask.  With `sliced` both are channels of other tensors, and
+// the sum, which is not written, is made in both passes; `within` x is.  With `skip` another tensor is
+// added to dx.
 enum class Mask { kNone, kComputed, kStored, kBits };
 
-// Of two gradients, rounded.
-template <typename T, int V>
-__device__ inline void add(Pack<T, V>& g, const Pack<T, V>& more) {
-#pragma unroll
-  for (int i = 0; i < V; ++i) g.value[i] = narrow<T>(wide(g.value[i]) + wide(more.value[i]));
-}
+// Whether the second pass reads what the first one wrote, and whether that is behind the activation.
+template <Mask mask>
+constexpr bool kIsBehind = mask == Mask::kStored || mask == Mask::kBits;
+template <Mask mask, bool summed, bool sliced>
+constexpr bool kIsWritten = kIsBehind<mask> || (summed && !sliced);
 
 // dy' of a pack, and what it adds to both sums; where the mask is stored, g becomes dy'.
 template <Activation act, Mask mask, bool summed, typename T, int V, typename A>
@@ -46,9 +46,9 @@ __device__ inline void add_gradient(Pack<T, V>& g, const Pack<T, V>& more, const
 }
 
 // dx of a pack: level and slope are the sums' shares.
-template <Activation act, Mask mask, typename T, int V, typename A>
-__device__ inline Pack<T, V> gradient_of(const Pack<T, V>& g, const Pack<T, V>& x, const A (&mean)[V],
-                                         const A (&scale)[V], const A (&shift)[V],
+template <Activation act, Mask mask, bool skip, typename T, int V, typename A>
+__device__ inline Pack<T, V> gradient_of(const Pack<T, V>& g, const Pack<T, V>& x, const Pack<T, V>& beside,
+                                         const A (&mean)[V], const A (&scale)[V], const A (&shift)[V],
                                          const A (&slope)[V], const A (&level)[V], A alpha) {
   Pack<T, V> out;
 #pragma unroll
@@ -58,7 +58,9 @@ __device__ inline Pack<T, V> gradient_of(const Pack<T, V>& g, const Pack<T, V>& 
     if constexpr (mask == Mask::kComputed) {
       d = before<act, T>(d, times_plus(apart, scale[i], shift[i]), alpha);
     }
-    out.value[i] = narrow<T>(scale[i] * d - (apart * slope[i] + level[i]));
+    A v = scale[i] * d - (apart * slope[i] + level[i]);
+    if constexpr (skip) v += wide(beside.value[i]);
+    out.value[i] = narrow<T>(v);
   }
   return out;
 }
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     gradient_sums(const T* dy, const T* dy2, const T* __restrict__ x, const T* y,
                   const uint8_t* __restrict__ bits, const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
-                  T* dresidual, Sum<T>* __restrict__ partial, Sum<T> alpha,
+                  T* written, Sum<T>* __restrict__ partial, Sum<T> alpha,
                   int64_t dy_stride, int64_t dy2_stride, int64_t x_stride, S shape) {
   using A = Sum<T>;
   constexpr bool kStored = mask == Mask::kStored, kBits = mask == Mask::kBits;
@@ -92,6 +94,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const Place at(shape, V);
   const Lanes<sliced> gradients(shape, at, dy_stride), others(shape, at, dy2_stride);
   const Lanes<within> reads(shape, at, x_stride);
+  constexpr int kRows = mask == Mask::kComputed && summed ? kUnroll / 2 : kUnroll;
   A plain[V] = {}, weighted[V] = {};
   if (at.left > 0) {
     A middle[V], scale[V], shift[V];
@@ -107,28 +110,31 @@ __global__ void __launch_bounds__(kThreads, kResident)
                    const Pack<T, V>& b, uint8_t through) {
       add_gradient<act, mask, summed>(g, more, a, b, through, middle, scale, shift, alpha, plain,
                                       weighted);
-      if constexpr (kStored || kBits) {
-        store<whole>(dresidual + row * shape.channels + at.channel, g, at.left);
+      if constexpr (kIsWritten<mask, summed, sliced>) {
+        store<whole>(written + row * shape.channels + at.channel, g, at.left);
       }
     };
     each_chunk<false, whole>(
         shape, at.row,
         [&](int64_t first) {
-          Pack<T, V> g[kUnroll], more[kUnroll], a[kUnroll], b[kUnroll];
-          uint8_t through[kUnroll] = {};
+#pragma unroll 1
+          for (int part = 0; part < kUnroll; part += kRows) {
+            Pack<T, V> g[kRows], more[kRows], a[kRows], b[kRows];
+            uint8_t through[kRows] = {};
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            const int64_t row = first + int64_t{u} * shape.height();
-            const int64_t i = row * shape.channels + at.channel;
-            load_own<whole>(g[u], dy + gradients.at(row), at.left);
-            if constexpr (summed) load_own<whole>(more[u], dy2 + others.at(row), at.left);
-            load<whole>(a[u], x + reads.at(row), at.left);
-            if constexpr (kStored) load_own<whole>(b[u], y + i, at.left);
-            if constexpr (kBits) through[u] = __ldg(bits + row * shape.packs + at.pack);
-          }
+            for (int u = 0; u < kRows; ++u) {
+              const int64_t row = first + int64_t{part + u} * shape.height();
+              const int64_t i = row * shape.channels + at.channel;
+              load_own<whole>(g[u], dy + gradients.at(row), at.left);
+              if constexpr (summed) load_own<whole>(more[u], dy2 + others.at(row), at.left);
+              load<whole>(a[u], x + reads.at(row), at.left);
+              if constexpr (kStored) load_own<whole>(b[u], y + i, at.left);
+              if constexpr (kBits) through[u] = __ldg(bits + row * shape.packs + at.pack);
+            }
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            add(first + int64_t{u} * shape.height(), g[u], more[u], a[u], b[u], through[u]);
+            for (int u = 0; u < kRows; ++u) {
+              add(first + int64_t{part + u} * shape.height(), g[u], more[u], a[u], b[u], through[u]);
+            }
           }
         },
         [&](int64_t row) {
@@ -263,9 +269,9 @@ __device__ inline void load_slopes(A (&middle)[V], A (&scale)[V], A (&shift)[V],
 }
 
 template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, bool within,
-          typename S>
+          bool skip, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
-    gradient(const T* dy, const T* dy2, const T* x,
+    gradient(const T* dy, const T* dy2, const T* x, const T* beside,
              const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
              const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ dgamma,
              const Sum<T>* __restrict__ dbeta, int64_t apart, T* dx, Sum<T> alpha,
@@ -279,40 +285,47 @@ __global__ void __launch_bounds__(kThreads, kResident)
   A middle[V], scale[V], shift[V], slope[V], level[V];
   load_slopes<mask>(middle, scale, shift, slope, level, gamma, beta, mean, rstd, dgamma, dbeta,
                     apart, at, shape);
-  auto write = [&](int64_t i, Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& a) {
+  constexpr int kRows = skip ? kUnroll / 2 : kUnroll;  // whose loads are under way together
+  auto write = [&](int64_t i, Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& a,
+                   const Pack<T, V>& b) {
     if constexpr (summed) add(g, more);
-    store<whole>(dx + i, gradient_of<act, mask>(g, a, middle, scale, shift, slope, level, alpha),
-                 at.left);
+    store<whole>(dx + i,
+                 gradient_of<act, mask, skip>(g, a, b, middle, scale, shift, slope, level, alpha), at.left);
   };
   each_chunk<true, whole>(
       shape, at.row,
       [&](int64_t first) {
-        Pack<T, V> g[kUnroll], more[kUnroll], a[kUnroll];
+#pragma unroll 1
+        for (int part = 0; part < kUnroll; part += kRows) {
+          Pack<T, V> g[kRows], more[kRows], a[kRows], b[kRows];
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const int64_t row = first + int64_t{u} * shape.height();
-          load_own<whole>(g[u], dy + gradients.at(row), at.left);
-          if constexpr (summed) load_own<whole>(more[u], dy2 + others.at(row), at.left);
-          load_own<whole>(a[u], x + reads.at(row), at.left);
-        }
+          for (int u = 0; u < kRows; ++u) {
+            const int64_t row = first + int64_t{part + u} * shape.height();
+            load_own<whole>(g[u], dy + gradients.at(row), at.left);
+            if constexpr (summed) load_own<whole>(more[u], dy2 + others.at(row), at.left);
+            load_own<whole>(a[u], x + reads.at(row), at.left);
+            if constexpr (skip) load_own<whole>(b[u], beside + row * shape.channels + at.channel, at.left);
+          }
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          write((first + int64_t{u} * shape.height()) * shape.channels + at.channel, g[u],
-                more[u], a[u]);
+          for (int u = 0; u < kRows; ++u) {
+            write((first + int64_t{part + u} * shape.height()) * shape.channels + at.channel, g[u],
+                  more[u], a[u], b[u]);
+          }
         }
       },
       [&](int64_t row) {
         const int64_t i = row * shape.channels + at.channel;
-        Pack<T, V> g, more, a;
+        Pack<T, V> g, more, a, b;
         load_own<whole>(g, dy + gradients.at(row), at.left);
         if constexpr (summed) load_own<whole>(more, dy2 + others.at(row), at.left);
         load_own<whole>(a, x + reads.at(row), at.left);
-        write(i, g, more, a);
+        if constexpr (skip) load_own<whole>(b, beside + i, at.left);
+        write(i, g, more, a, b);
       });
 }
 
 template <typename T, bool whole, Activation act, Mask mask, bool summed, bool sliced, bool within,
-          typename S>
+          bool skip, typename S>
 cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -322,43 +335,43 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   const auto *mean = static_cast<const A*>(call.mean), *rstd = static_cast<const A*>(call.rstd);
   auto *dgamma = static_cast<A*>(call.first), *dbeta = static_cast<A*>(call.second);
   auto* const partial = static_cast<A*>(call.workspace);
-  auto* const through = static_cast<T*>(call.dresidual);
+  auto* const written = static_cast<T*>(kIsBehind<mask> ? call.dresidual : call.total);
   const A alpha = static_cast<A>(call.alpha);
   cudaError_t error =
       launch(gradient_sums<T, V, whole, act, mask, summed, sliced, within, S>, grid_of(shape), kThreads,
              stream, dy, static_cast<const T*>(call.dy2), x, static_cast<const T*>(call.y),
-             static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, through, partial, alpha,
+             static_cast<const uint8_t*>(call.mask), gamma, beta, mean, rstd, written, partial, alpha,
              call.dy_stride, call.dy2_stride, call.x_stride, shape);
   if (error != cudaSuccess) return error;
   error = finish_gradients(partial, gamma, rstd, dgamma, dbeta, shape, stream);
   if (error != cudaSuccess) return error;
-  constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
-  constexpr Mask kLater = kWritten ? Mask::kNone : mask;
+  constexpr bool kBehind = kIsBehind<mask>, kWritten = kIsWritten<mask, summed, sliced>;
+  constexpr Mask kLater = kBehind ? Mask::kNone : mask;
   const A* const slopes = S::kGrouped ? partial + shape.channels : dgamma;
   const A* const levels = S::kGrouped ? partial : dbeta;
   const int64_t apart = 2 * shape.blocks * shape.channels;
   const auto last = writing(shape, call);
-  constexpr Activation kAct = kWritten ? Activation::kNone : act;
-  return launch(gradient<T, V, whole, kAct, kLater, summed && !kWritten, sliced, within, S>,
-                grid_of(last), kThreads, stream, kWritten ? static_cast<const T*>(through) : dy,
-                static_cast<const T*>(call.dy2), x, gamma, beta, mean, rstd, slopes, levels, apart,
+  constexpr Activation kAct = kBehind ? Activation::kNone : act;
+  return launch(gradient<T, V, whole, kAct, kLater, summed && !kWritten, sliced, within, skip, S>,
+                grid_of(last), kThreads, stream, kWritten ? static_cast<const T*>(written) : dy,
+                static_cast<const T*>(call.dy2), x, static_cast<const T*>(call.skip), gamma, beta, mean, rstd, slopes, levels, apart,
                 static_cast<T*>(call.out), alpha, call.dy_stride, call.dy2_stride, call.x_stride, last);
 }
 
 // A block has its rows of dy and x in shared memory from the sums to the gradient.
-template <typename T, Activation act, Mask mask, bool summed, bool sliced, bool within>
+template <typename T, Activation act, Mask mask, bool summed, bool sliced, bool within, bool skip>
 __global__ void __launch_bounds__(kMany)
-    gradient_together(const T* dy, const T* dy2, const T* x,
+    gradient_together(const T* dy, const T* dy2, const T* x, const T* beside,
                       const T* y, const uint8_t* __restrict__ bits,
                       const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                       const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
-                      T* dresidual, T* dx, Sum<T>* __restrict__ dgamma,
+                      T* written, T* dx, Sum<T>* __restrict__ dgamma,
                       Sum<T>* __restrict__ dbeta, Sum<T> alpha, Sum<T>* __restrict__ partial,
                       int64_t dy_stride, int64_t dy2_stride, int64_t x_stride, Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  constexpr bool kWritten = mask == Mask::kStored || mask == Mask::kBits;
-  constexpr Mask kLater = kWritten ? Mask::kNone : mask;
+  constexpr bool kBehind = kIsBehind<mask>;
+  constexpr Mask kLater = kBehind ? Mask::kNone : mask;
   extern __shared__ uint4 kept[];
   uint4* const kept_x = kept + z.turns * kMany;
   const Seat at(z);
@@ -400,8 +413,8 @@ __global__ void __launch_bounds__(kMany)
       read_kept(a, kept_x, k);
       add_gradient<act, mask, summed>(g, more[u], a, b[u], through[u], middle, scale, shift, alpha,
                                       plain, weighted);
-      if constexpr (kWritten) store<true>(dresidual + z.offset<V>(at, k), g, V);
-      if constexpr (kWritten || summed) write_kept(g, kept, k);
+      if constexpr (kIsWritten<mask, summed, sliced>) store<true>(written + z.offset<V>(at, k), g, V);
+      if constexpr (kBehind || summed) write_kept(g, kept, k);
     }
   }
   for (int step = z.width; step < 32; step *= 2) {
@@ -457,18 +470,19 @@ __global__ void __launch_bounds__(kMany)
   }
 #pragma unroll 2
   for (int k = 0; k < turns; ++k) {
-    Pack<T, V> g, a;
+    Pack<T, V> g, a, b;
+    if constexpr (skip) load_own<true>(b, beside + z.offset<V>(at, k), V);
     read_kept(g, kept, k);
     read_kept(a, kept_x, k);
     store<true>(dx + z.offset<V>(at, k),
-                gradient_of<kWritten ? Activation::kNone : act, kLater>(g, a, middle, scale, shift,
-                                                                        slope, level, alpha),
+                gradient_of<kBehind ? Activation::kNone : act, kLater, skip>(g, a, b, middle, scale, shift,
+                                                                             slope, level, alpha),
                 V);
   }
 }
 
-template <typename T, Activation act, Mask mask, bool summed, bool grouped, bool sliced = false,
-          bool within = false>
+template <typename T, Activation act, Mask mask, bool summed, bool grouped, bool sliced, bool within,
+          bool skip>
 int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   // Of what is sliced: whether a pack lies in one row, at a multiple of itself.
@@ -476,18 +490,19 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
                                  call.dy2_stride % kVector<T> == 0);
   const auto fits = [&](const RelayWgradNormCall& one) {
     return packs &&
-           is_whole<T>(one.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out});
+           is_whole<T>(one.channels, {call.x, call.dy, call.dy2, call.y, call.dresidual, call.out, call.skip,
+                                      call.total});
   };
   if (fits(call)) {
     const Together z = together_of<T>(call, 2, 80);
     const cudaError_t error = launch_together(
-        gradient_together<T, act, mask, summed, sliced, within>, z, 2, sizeof(Sums<A, kVector<T>>), stream,
-        static_cast<const T*>(call.dy), static_cast<const T*>(call.dy2),
-        static_cast<const T*>(call.x), static_cast<const T*>(call.y),
+        gradient_together<T, act, mask, summed, sliced, within, skip>, z, 2, sizeof(Sums<A, kVector<T>>),
+        stream, static_cast<const T*>(call.dy), static_cast<const T*>(call.dy2),
+        static_cast<const T*>(call.x), static_cast<const T*>(call.skip), static_cast<const T*>(call.y),
         static_cast<const uint8_t*>(call.mask), static_cast<const A*>(call.gamma),
         static_cast<const A*>(call.beta), static_cast<const A*>(call.mean),
-        static_cast<const A*>(call.rstd), static_cast<T*>(call.dresidual),
-        static_cast<T*>(call.out), static_cast<A*>(call.first), static_cast<A*>(call.second),
+        static_cast<const A*>(call.rstd),
+        static_cast<T*>(kIsBehind<mask> ? call.dresidual : call.total), static_cast<T*>(call.out), static_cast<A*>(call.first), static_cast<A*>(call.second),
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), call.dy_stride,
         call.dy2_stride, call.x_stride, z);
     if (error != cudaErrorNotSupported) return finished(error);
@@ -496,11 +511,12 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using Whole = Shape<grouped, false>;
   using Folded = Shape<grouped, true>;
   if (!fits(wide)) {
-    return finished(backward_by<T, false, act, mask, summed, sliced, within, Folded>(wide, stream));
+    return finished(
+        backward_by<T, false, act, mask, summed, sliced, within, skip, Folded>(wide, stream));
   }
-  return finished(wide.fold > 1
-                      ? backward_by<T, true, act, mask, summed, sliced, within, Folded>(wide, stream)
-                      : backward_by<T, true, act, mask, summed, sliced, within, Whole>(wide, stream));
+  return finished(
+      wide.fold > 1 ? backward_by<T, true, act, mask, summed, sliced, within, skip, Folded>(wide, stream)
+                    : backward_by<T, true, act, mask, summed, sliced, within, skip, Whole>(wide, stream));
 }
 
 }  // namespace

@@ -50,6 +50,10 @@ struct RelayWgradNormCall {
   int64_t out_stride;
   void* own;
   int64_t x_stride;  // where x is channels of another tensor: from a row to the next
+  // `more` is added to x by the first pass, which writes `total`, as it does of dy and dy2; `skip` is added
+  // to dx.
+  const void *more, *skip;
+  void* total;
 };
 
 // What an object exports: 0, or a cudaError_t, negated.

@@ -93,10 +93,11 @@ __device__ inline void write_moments(const Moments<T, V>& seen, Sum<T>* partial,
   }
 }
 
-// `within`: x is channels of another tensor, whose rows are `stride` apart.
-template <typename T, int V, bool whole, typename S, bool within = false>
+// `within`: x is channels of another tensor, whose rows are `stride` apart.  `summed`: what is looked at is
+// the sum of x and `more`, which is written, perhaps in the place of either.
+template <typename T, int V, bool whole, typename S, bool within = false, bool summed = false>
 __global__ void __launch_bounds__(kThreads, kResident)
-    moments(const T* __restrict__ x, Sum<T>* __restrict__ partial, int64_t stride, S shape) {
+    moments(const T* x, const T* more, T* total, Sum<T>* __restrict__ partial, int64_t stride, S shape) {
   begin();
   const Place at(shape, V);
   const Lanes<within> reads(shape, at, stride);
@@ -106,19 +107,49 @@ __global__ void __launch_bounds__(kThreads, kResident)
         shape, at.row,
         [&](int64_t first) {
           Pack<T, V> rows[kUnroll];
+          if constexpr (summed) {
+            Pack<T, V> others[kUnroll];
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            load<whole>(rows[u], x + reads.at(first + int64_t{u} * shape.height()), at.left);
+            for (int u = 0; u < kUnroll; ++u) {
+              const int64_t i = reads.at(first + int64_t{u} * shape.height());
+              load_own<whole>(rows[u], x + i, at.left);
+              load_own<whole>(others[u], more + i, at.left);
+            }
+#pragma unroll
+            for (int u = 0; u < kUnroll; ++u) {
+              add(rows[u], others[u]);
+              store<whole>(total + reads.at(first + int64_t{u} * shape.height()), rows[u], at.left);
+            }
+          } else {
+#pragma unroll
+            for (int u = 0; u < kUnroll; ++u) {
+              load<whole>(rows[u], x + reads.at(first + int64_t{u} * shape.height()), at.left);
+            }
           }
           seen.add(rows);
         },
         [&](int64_t row) {
           Pack<T, V> one[1];
-          load<whole>(one[0], x + reads.at(row), at.left);
+          if constexpr (summed) {
+            Pack<T, V> other;
+            load_own<whole>(one[0], x + reads.at(row), at.left);
+            load_own<whole>(other, more + reads.at(row), at.left);
+            add(one[0], other);
+            store<whole>(total + reads.at(row), one[0], at.left);
+          } else {
+            load<whole>(one[0], x + reads.at(row), at.left);
+          }
           seen.add(one);
         });
   }
   write_moments(seen, partial, at, shape);
+}
+
+// Of a tensor by itself.
+template <typename T, bool whole, typename S>
+cudaError_t launch_moments(const T* x, Sum<T>* partial, const S& shape, cudaStream_t stream) {
+  return launch(moments<T, kVector<T>, whole, S>, grid_of(shape), kThreads, stream, x,
+                static_cast<const T*>(nullptr), static_cast<T*>(nullptr), partial, int64_t{0}, shape);
 }
 
 template <typename A>
@@ -196,23 +227,28 @@ cudaError_t finish_statistics(A* partial, const Statistics<A>& s, const S& shape
   return error;
 }
 
-template <Activation act, bool residual, typename T, int V, typename A>
+// Whether a tensor is added to the result, and where: before the activation, or behind it.
+enum class Residual { kNone, kBefore, kAfter };
+
+template <Activation act, Residual residual, typename T, int V, typename A>
 __device__ inline Pack<T, V> result(const Pack<T, V>& x, const Pack<T, V>& more, const A (&mean)[V],
                                     const A (&scale)[V], const A (&shift)[V], A alpha) {
   Pack<T, V> out;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     A v = times_plus(less(wide(x.value[i]), mean[i]), scale[i], shift[i]);
-    if constexpr (residual) v += wide(more.value[i]);
-    out.value[i] = narrow<T>(activated<act, T>(v, alpha));
+    if constexpr (residual == Residual::kBefore) v += wide(more.value[i]);
+    v = activated<act, T>(v, alpha);
+    if constexpr (residual == Residual::kAfter) v += wide(more.value[i]);
+    out.value[i] = narrow<T>(v);
   }
   return out;
 }
 
 // `bits`: a byte for each pack goes along, which tells what the activation lets through.  `placed`: y is
 // channels of a joined tensor, whose rows are `stride` apart, and is written to `own` too, if that is there.
-template <typename T, int V, bool whole, Activation act, bool residual, bool bits, bool placed, bool within,
-          typename S>
+template <typename T, int V, bool whole, Activation act, Residual residual, bool bits, bool placed,
+          bool within, typename S>
 __global__ void __launch_bounds__(kThreads, kResident)
     normalized(const T* x, const T* more, const Sum<T>* __restrict__ gamma,
                const Sum<T>* __restrict__ beta, const Sum<T>* __restrict__ mean,
@@ -247,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
         for (int u = 0; u < kUnroll; ++u) {
           const int64_t row = first + int64_t{u} * shape.height(), i = row * shape.channels + at.channel;
           load_own<whole>(a[u], x + reads.at(row), at.left);
-          if constexpr (residual) load_own<whole>(b[u], more + i, at.left);
+          if constexpr (residual != Residual::kNone) load_own<whole>(b[u], more + i, at.left);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) write(first + int64_t{u} * shape.height(), a[u], b[u]);
@@ -256,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
         const int64_t i = row * shape.channels + at.channel;
         Pack<T, V> a, b;
         load_own<whole>(a, x + reads.at(row), at.left);
-        if constexpr (residual) load_own<whole>(b, more + i, at.left);
+        if constexpr (residual != Residual::kNone) load_own<whole>(b, more + i, at.left);
         write(row, a, b);
       });
 }
@@ -270,8 +306,8 @@ Statistics<Sum<T>> statistics_of(const RelayWgradNormCall& call) {
           static_cast<A*>(call.new_var)};
 }
 
-template <typename T, bool whole, Activation act, bool residual, bool bits, bool placed, bool within,
-          typename S>
+template <typename T, bool whole, Activation act, Residual residual, bool bits, bool placed, bool within,
+          bool summed, typename S>
 cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -280,14 +316,14 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   auto* partial = static_cast<A*>(call.workspace);
   const Statistics<A> s = statistics_of<T>(call);
   cudaError_t error =
-      launch(moments<T, V, whole, S, within>, grid_of(shape), kThreads, stream, x, partial, call.x_stride,
-             shape);
+      launch(moments<T, V, whole, S, within, summed>, grid_of(shape), kThreads, stream, x,
+             static_cast<const T*>(call.more), static_cast<T*>(call.total), partial, call.x_stride, shape);
   if (error != cudaSuccess) return error;
   error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;
   const auto last = writing(shape, call);
   return launch(normalized<T, V, whole, act, residual, bits, placed, within, S>, grid_of(last), kThreads,
-                stream, x,
+                stream, summed ? static_cast<const T*>(call.total) : x,
                 static_cast<const T*>(call.residual), static_cast<const A*>(call.gamma),
                 static_cast<const A*>(call.beta), static_cast<const A*>(s.mean),
                 static_cast<const A*>(s.rstd), static_cast<T*>(call.out),
@@ -297,9 +333,9 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
 
 // A block has its rows of x in shared memory from the first pass to the last; between them all blocks
 // wait for each other.
-template <typename T, Activation act, bool residual, bool bits, bool placed, bool within>
+template <typename T, Activation act, Residual residual, bool bits, bool placed, bool within, bool summed>
 __global__ void __launch_bounds__(kMany)
-    normalized_together(const T* x, const T* more,
+    normalized_together(const T* x, const T* added, T* total, const T* more,
                         const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                         Statistics<Sum<T>> s, T* y, uint8_t* __restrict__ mask,
                         Sum<T> alpha, Sum<T>* __restrict__ partial, int64_t stride, T* own,
@@ -314,19 +350,33 @@ __global__ void __launch_bounds__(kMany)
     keep(kept, k, x + z.offset<V>(at, k, within ? x_stride : z.channels));
     kept_so_far();
   }
+  auto sum_up = [&](Pack<T, V>& row, const Pack<T, V>& other, int turn) {
+    add(row, other);
+    write_kept(row, kept, turn);
+    store<true>(total + z.offset<V>(at, turn), row, V);
+  };
   Moments<T, V> seen;
   int k = 0;
   for (; k + kBatch <= turns; k += kBatch) {
-    wait_for_kept(turns - k - kBatch);
-    Pack<T, V> rows[kBatch];
+    Pack<T, V> rows[kBatch], others[kBatch];
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) read_kept(rows[u], kept, k + u);
+    for (int u = 0; summed && u < kBatch; ++u) load_own<true>(others[u], added + z.offset<V>(at, k + u), V);
+    wait_for_kept(turns - k - kBatch);
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      read_kept(rows[u], kept, k + u);
+      if constexpr (summed) sum_up(rows[u], others[u], k + u);
+    }
     seen.add(rows);
   }
   wait_for_kept(0);
   for (; k < turns; ++k) {
-    Pack<T, V> one[1];
+    Pack<T, V> one[1], other;
     read_kept(one[0], kept, k);
+    if constexpr (summed) {
+      load_own<true>(other, added + z.offset<V>(at, k), V);
+      sum_up(one[0], other, k);
+    }
     seen.add(one);
   }
   // Rows of a warp, then of the block, then of all blocks.
@@ -404,7 +454,7 @@ __global__ void __launch_bounds__(kMany)
   for (int first = 0; first < turns; first += kPair) {
     Pack<T, V> more_of[kPair];
 #pragma unroll
-    for (int u = 0; residual && u < kPair; ++u) {
+    for (int u = 0; residual != Residual::kNone && u < kPair; ++u) {
       if (first + u < turns) load_own<true>(more_of[u], more + z.offset<V>(at, first + u), V);
     }
 #pragma unroll
@@ -425,20 +475,21 @@ __global__ void __launch_bounds__(kMany)
 
 // Of what is placed, or within, packs lie in one row of the other tensor, at multiples of themselves: the
 // host's matter.
-template <typename T, Activation act, bool residual, bool bits, bool grouped, bool placed = false,
-          bool within = false>
+template <typename T, Activation act, Residual residual, bool bits, bool grouped, bool placed, bool within,
+          bool summed>
 int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   using Whole = Shape<grouped, false>;
   using Folded = Shape<grouped, true>;
   const auto fits = [&](const RelayWgradNormCall& one) {
-    return is_whole<T>(one.channels, {call.x, call.residual, call.out, call.own});
+    return is_whole<T>(one.channels, {call.x, call.more, call.residual, call.out, call.own, call.total});
   };
   if (fits(call)) {
     const Together z = together_of<T>(call, 1, 40);
     const cudaError_t error = launch_together(
-        normalized_together<T, act, residual, bits, placed, within>, z, 1, sizeof(Sums<A, kVector<T>>), stream,
-        static_cast<const T*>(call.x), static_cast<const T*>(call.residual),
+        normalized_together<T, act, residual, bits, placed, within, summed>, z, 1,
+        sizeof(Sums<A, kVector<T>>), stream, static_cast<const T*>(call.x),
+        static_cast<const T*>(call.more), static_cast<T*>(call.total), static_cast<const T*>(call.residual),
         static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta), statistics_of<T>(call),
         static_cast<T*>(call.out), static_cast<uint8_t*>(call.new_mask),
         static_cast<A>(call.alpha), static_cast<A*>(call.workspace), call.out_stride,
@@ -447,11 +498,12 @@ int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
   }
   const RelayWgradNormCall wide = folded<T>(call);
   if (!fits(wide)) {
-    return finished(forward_by<T, false, act, residual, bits, placed, within, Folded>(wide, stream));
+    return finished(
+        forward_by<T, false, act, residual, bits, placed, within, summed, Folded>(wide, stream));
   }
-  return finished(wide.fold > 1
-                      ? forward_by<T, true, act, residual, bits, placed, within, Folded>(wide, stream)
-                      : forward_by<T, true, act, residual, bits, placed, within, Whole>(wide, stream));
+  return finished(
+      wide.fold > 1 ? forward_by<T, true, act, residual, bits, placed, within, summed, Folded>(wide, stream)
+                    : forward_by<T, true, act, residual, bits, placed, within, summed, Whole>(wide, stream));
 }
 
 }  // namespace

@@ -518,9 +518,9 @@ int squeeze_activated(const RelayWgradNormCall& call, cudaStream_t stream) {
   auto* const partial = static_cast<A*>(call.workspace);
   const auto* const x = static_cast<const T*>(call.x);
   const Statistics<A> s = statistics_of<T>(call);
-  const auto of_batch = is_whole<T>(batch.channels, {x}) ? moments<T, V, true, Rows>
-                                                        : moments<T, V, false, Rows>;
-  cudaError_t error = launch(of_batch, grid_of(rows), kThreads, stream, x, partial, int64_t{0}, rows);
+  const auto of_batch = is_whole<T>(batch.channels, {x}) ? launch_moments<T, true, Rows>
+                                                        : launch_moments<T, false, Rows>;
+  cudaError_t error = of_batch(x, partial, rows, stream);
   if (error != cudaSuccess) return finished(error);
   error = finish_statistics(partial, s, rows, stream);
   if (error != cudaSuccess) return finished(error);

@@ -5,7 +5,8 @@ namespace {
 // What a call is given, by name.
 struct Tensors {
   const TensorView *x = nullptr, *dy = nullptr, *dy2 = nullptr, *y = nullptr, *residual = nullptr,
-                   *dx = nullptr, *dresidual = nullptr, *x2 = nullptr, *dx2 = nullptr;
+                   *dx = nullptr, *dresidual = nullptr, *x2 = nullptr, *dx2 = nullptr, *more = nullptr,
+                   *skip = nullptr, *total = nullptr;
   const TensorView *gamma = nullptr, *beta = nullptr, *mean = nullptr, *rstd = nullptr,
                    *running_mean = nullptr, *running_var = nullptr, *dgamma = nullptr,
                    *dbeta = nullptr, *new_running_mean = nullptr, *new_running_var = nullptr;
@@ -32,7 +33,8 @@ inline const Named& named(Slot slot) {
       {&Tensors::x, "x", true}, {&Tensors::dy, "dy", true}, {&Tensors::dy2, "dy2", true},
       {&Tensors::y, "y", true}, {&Tensors::residual, "residual", true}, {&Tensors::dx, "dx", true},
       {&Tensors::dresidual, "dresidual", true}, {&Tensors::joined, "joined", true},
-      {&Tensors::own, "own", true}, {&Tensors::x2, "x2", true},
+      {&Tensors::own, "own", true}, {&Tensors::more, "more", true}, {&Tensors::skip, "skip", true},
+      {&Tensors::total, "total", true}, {&Tensors::x2, "x2", true},
       {&Tensors::dx2, "dx2", true}, {&Tensors::gamma, "gamma", false},
       {&Tensors::beta, "beta", false}, {&Tensors::mean, "mean", false},
       {&Tensors::rstd, "rstd", false}, {&Tensors::running_mean, "running_mean", false},
@@ -272,6 +274,9 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
       call.dy2_stride = two.channels;
     }
     call.residual = pointer_of(t.residual);
+    call.more = pointer_of(t.more);
+    call.skip = pointer_of(t.skip);
+    call.total = pointer_of(t.total);
     call.gamma = pointer_of(t.gamma);
     call.beta = pointer_of(t.beta);
     call.running_mean = pointer_of(t.running_mean);

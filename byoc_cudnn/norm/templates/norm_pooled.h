@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(kNear)
 #pragma unroll
         for (int s = 0; s < S; ++s) {
           if (there[s]) {
-            best.see(result<act, false>(packs_of_row[s], packs_of_row[s], middle, scale, shift,
-                                         alpha),
+            best.see(result<act, Residual::kNone>(packs_of_row[s], packs_of_row[s], middle, scale,
+                                                  shift, alpha),
                      r * S + s);
           }
         }
@@ -174,7 +174,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
     load<whole>(a, x + row * shape.channels + at.channel, at.left);
     gathered<whole, R, S, SR, SS>(g, dy, index, pixels, row, at.channel);
     store<whole>(dx + row * shape.channels + at.channel,
-                 gradient_of<act, mask>(g, a, middle, scale, shift, slope, level, alpha), at.left);
+                 gradient_of<act, mask, false>(g, a, a, middle, scale, shift, slope, level, alpha),
+                 at.left);
   };
   each_chunk<true, whole>(
       shape, at.row,
@@ -193,9 +194,7 @@ cudaError_t forward_pooled_by(const RelayWgradNormCall& call, cudaStream_t strea
   const auto* x = static_cast<const T*>(call.x);
   auto* partial = static_cast<A*>(call.workspace);
   const Statistics<A> s = statistics_of<T>(call);
-  cudaError_t error =
-      launch(moments<T, V, whole, Plain>, grid_of(shape), kThreads, stream, x, partial, int64_t{0},
-             shape);
+  cudaError_t error = launch_moments<T, whole>(x, partial, shape, stream);
   if (error != cudaSuccess) return error;
   error = finish_statistics(partial, s, shape, stream);
   if (error != cudaSuccess) return error;

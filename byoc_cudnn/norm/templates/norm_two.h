@@ -277,9 +277,7 @@ cudaError_t forward_of_two_by(const RelayWgradNormCall& call, cudaStream_t strea
   const T* const x[2] = {static_cast<const T*>(call.x), static_cast<const T*>(o.x)};
   const Statistics<A> s[2] = {statistics_of<T>(call), statistics_of<T>(other)};
   for (int i = 0; i < 2; ++i) {
-    cudaError_t error =
-        launch(moments<T, V, whole, Plain>, grid_of(shape), kThreads, stream, x[i], partial, int64_t{0},
-               shape);
+    cudaError_t error = launch_moments<T, whole>(x[i], partial, shape, stream);
     if (error != cudaSuccess) return error;
     error = finish_statistics(partial, s[i], shape, stream);
     if (error != cudaSuccess) return error;

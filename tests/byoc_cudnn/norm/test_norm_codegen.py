@@ -63,6 +63,11 @@ PLAIN = NormCall("b", "backward", "bfloat16", "relu")
             replace(BACKWARD, activation="leaky_relu", bits=True, second=True),
             "a second normalization is before relu or relu6, got leaky_relu",
         ),
+        (replace(FORWARD, after=True), "behind the activation a forward call adds a residual"),
+        (replace(FORWARD, total=True, place=(0, 8)), "a sum is made by a normalization's own"),
+        (replace(PLAIN, total=True), "a sum of gradients is a result where they are summed"),
+        (replace(FORWARD, skip=True), "what is added to dx is an operand of a backward call"),
+        (replace(PLAIN, skip=True, slices=((0, 8),)), "gradients that are channels of other"),
         (replace(PLAIN, place=(0, 8)), "a place among joined channels is of a forward call's"),
         (replace(FORWARD, place=(8, 8)), "place (8, 8): a first channel, and how many there are"),
         (replace(FORWARD, place=(0,)), "place (0,): a first channel, and how many there are"),
@@ -117,6 +122,12 @@ def test_operands_and_results() -> None:
     back = replace(BACKWARD, bits=True, second=True)
     assert back.operands[-5:] == ("x2", "gamma2", "mean2", "rstd2", "mask")
     assert back.results == ("dx", "dgamma", "dbeta", "dx2", "dgamma2", "dbeta2")
+    total = replace(FORWARD, running=False, residual=True, bits=True, total=True)
+    assert total.operands == ("x", "more", "gamma", "beta", "residual")
+    assert total.results == ("y", "mean", "rstd", "total", "mask")
+    total = replace(PLAIN, summed=True, total=True, skip=True)
+    assert total.operands == ("dy", "dy2", "x", "gamma", "beta", "mean", "rstd", "skip")
+    assert total.results == ("dx", "dgamma", "dbeta", "total")
     pooled = (3, 3, 2, 2, 1, 1, 1, 1)
     stem = replace(FORWARD, pooled=pooled)
     assert stem.results[-1] == "index"

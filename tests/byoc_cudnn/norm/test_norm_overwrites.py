@@ -15,7 +15,9 @@ from tests.support import cuda_emulated, gate_cases
 from tests.support.cuda_emulated import DTYPES, aligned
 
 SHAPE = (2, 40, 16)
-ROWS = ("x", "x2", "dx", "dx2", "y", "dy", "dy2", "residual", "dresidual")
+ROWS = (
+    "x", "x2", "dx", "dx2", "y", "dy", "dy2", "residual", "dresidual", "more", "skip", "total",
+)  # fmt: skip
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("forward", "leaky_relu", {"grouped": True, "alpha": 0.01}),
     ("backward", "leaky_relu", {"grouped": True, "alpha": 0.01}),
@@ -26,6 +28,9 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("forward", "", {"grouped": True, "by_row": True}),
     ("forward", "relu", {"residual": True, "bits": True, "second": True}),
     ("backward", "relu", {"residual": True, "bits": True, "second": True, "summed": True}),
+    ("forward", "silu", {"residual": True, "after": True, "total": True}),
+    ("backward", "silu", {"summed": True, "total": True, "skip": True}),
+    ("backward", "relu", {"residual": True, "bits": True, "summed": True, "skip": True}),
 ]
 
 
@@ -81,6 +86,7 @@ def called(direction: str, activation: str, how: dict[str, Any]) -> NormCall:
 @pytest.mark.share(4)
 @pytest.mark.longer_cases(
     "backward-gelu", "forward-relu-residual-bits-second", "backward-relu-residual-bits-second",
+    "backward-relu-residual-bits-summed-skip",
     why="a compilation for each kernel",
 )  # fmt: skip
 @pytest.mark.parametrize(

@@ -33,14 +33,15 @@ int main() {
   call.epsilon = 1e-5, call.momentum = 0.1, call.alpha = 0.1;
   if (groups) call.running_mean = call.running_var = nullptr;
   call.multiprocessors = 4, call.together = 1;
-  for (const void** one : {&call.x, &call.dy, &call.dy2, &call.y, &call.residual, &call.mask}) {
+  for (const void** one : {&call.x, &call.dy, &call.dy2, &call.y, &call.residual, &call.mask,
+                           &call.more, &call.skip}) {
     *one = some(n);
   }
   for (const void** one : {&call.gamma, &call.beta, &call.mean, &call.rstd, &call.running_mean,
                            &call.running_var}) {
     *one = some(2 * c);
   }
-  for (void** one : {&call.out, &call.dresidual, &call.new_mask}) *one = some(n);
+  for (void** one : {&call.out, &call.dresidual, &call.new_mask, &call.total}) *one = some(n);
   for (void** one : {&call.first, &call.second, &call.new_mean, &call.new_var}) *one = some(2 * c);
   if (groups) call.new_mean = call.new_var = nullptr;
   call.workspace = some(1 << 15), call.workspace_bytes = 1 << 18;
@@ -98,6 +99,10 @@ def races(folder: Path, kernel: str, channels: int, groups: int = 0, without: st
         ("forward_float32_relu_second_bits", 13, 0),
         ("backward_bfloat16_relu_second_bits_summed", 72, 0),
         ("backward_bfloat16_relu_pooled_3x3_2x2", 24, 0),
+        ("forward_bfloat16_silu_after_total", 72, 0),
+        ("forward_float32_silu_after_total", 13, 0),
+        ("backward_bfloat16_silu_summed_total_skip", 72, 0),
+        ("backward_float32_silu_summed_total_skip", 13, 0),
         (
             "forward_bfloat16_leaky_relu_residual_bits",
             72,
