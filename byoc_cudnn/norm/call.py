@@ -28,6 +28,7 @@ GATED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 DIRECTIONS = ("forward", "backward", *GATED)
 WORDS: Words = {"direction": DIRECTIONS, "dtype": DTYPES, "activation": ACTIVATIONS}
 LAYOUTS = ("NHWC",)
+OTHERS = constants("norm", "norm_call.h")["kNormOthers"]
 _THREADS = constants("", "device_packs.h")["kThreads"]  # of a row
 _PACKS = constants("norm", "norm_rows.h")["kRowPacks"]  # of a thread, of 16 bytes each
 
@@ -59,8 +60,8 @@ class NormCall:
     backward without residual, and `summed`: dy, dy2, … -> dx, dgamma, dbeta, total = dy + dy2
     With `skip`, its last operand, a backward call adds a tensor to dx, rounded once.
 
-    With `second` the residual is a normalization's result too, of x2 with statistics of its own,
-    and is neither written nor rounded:
+    With `others` the residual is the sum of so many normalizations' results, of x2 and so on with
+    statistics of their own, which are neither written nor rounded; of one:
     forward: x, gamma, beta, x2, gamma2, beta2[, running_mean, running_var, running_mean2,
         running_var2] -> y, mean, rstd, mean2, rstd2[, new_running_mean, new_running_var,
         new_running_mean2, new_running_var2], mask
@@ -118,7 +119,7 @@ class NormCall:
     after: bool = False
     total: bool = False
     skip: bool = False
-    second: bool = False
+    others: int = 0
     pooled: tuple[int, ...] = ()
     layout: str = "NHWC"
     alpha: float = 0.0
@@ -156,12 +157,12 @@ class NormCall:
             return (first, *other, *given, *added, *self._running(""), *told)
         if self.forward:
             names = ["x", *["more"] * self.total, "gamma", "beta"]
-            names += ["residual"] * (self.residual and not self.second)
-            others = ("x2", "gamma2", "beta2") if self.second else ()
+            names += ["residual"] * (self.residual and not self.others)
+            others = self._of_others("x", "gamma", "beta")
             return (*names, *others, *self._running(""), *("joined",) * self.onto)
         told = ("mask" if self.bits else "y",) if self.stored else ()
         more = ("dy2",) * self.summed + ("index",) * bool(self.pooled)
-        other = ("x2", "gamma2", "mean2", "rstd2") if self.second else ()
+        other = self._of_others("x", "gamma", "mean", "rstd")
         last = ("skip",) * self.skip
         return ("dy", *more, "x", "gamma", "beta", "mean", "rstd", *other, *told, *last)
 
@@ -173,10 +174,10 @@ class NormCall:
             return (*through, *made, *self._running("new_"), *last)
         if self.forward:
             more = ("total",) * self.total + ("mask",) * self.bits + ("index",) * bool(self.pooled)
-            made = ("y", *self._both("mean", "rstd"), *self._running("new_"), *more)
+            made = ("y", *self._of_all("mean", "rstd"), *self._running("new_"), *more)
             return (*made, *("own",) * self.own)
-        if self.second:
-            return self._both("dx", "dgamma", "dbeta")
+        if self.others:
+            return self._of_all("dx", "dgamma", "dbeta")
         written = ("dresidual",) * self.stored + ("total",) * self.total
         return ("dx", "dgamma", "dbeta", *written)
 
@@ -189,7 +190,7 @@ class NormCall:
         Where a gradient is `stored` the second pass reads x and the residual's gradient, which the
         first one wrote; of a `total` it reads that.
         """
-        rows = ("residual", "x", "more", "x2", "dy", "dy2", "y", "skip")
+        rows = ("residual", "x", "more", *self._of_others("x"), "dy", "dy2", "y", "skip")
         given = [name for name in rows if name in self.operands]
         if self.pooled or self.direction in ("squeeze", "gate_sums"):
             return ()
@@ -203,8 +204,9 @@ class NormCall:
             return (*(("total", name) for name in parts), *(("y", name) for name in given))
         if self.forward or self.direction == "excite":
             return tuple(("y", name) for name in given)
-        if self.second:
-            return tuple((f"dx{end}", name) for end in ("", "2") for name in (f"x{end}", *given))
+        if self.others:
+            ends = ("", *self._of_others(""))
+            return tuple((f"dx{end}", name) for end in ends for name in (f"x{end}", *given))
         written = "dresidual" if self.stored else "total" if self.total else ""
         late = tuple(name for name in given if name in ("x", "skip"))  # the second pass reads them
         early = tuple(
@@ -214,12 +216,15 @@ class NormCall:
         before, behind = (late, early) if written else (early, late)
         return (*first, *(("dx", name) for name in (*before, *behind)))
 
-    def _both(self, *names: str) -> tuple[str, ...]:
-        return (*names, *(f"{name}2" for name in names if self.second))
+    def _of_others(self, *names: str) -> tuple[str, ...]:
+        return tuple(f"{name}{n + 2}" for n in range(self.others) for name in names)
+
+    def _of_all(self, *names: str) -> tuple[str, ...]:
+        return (*names, *self._of_others(*names))
 
     def _running(self, which: str) -> tuple[str, ...]:
         names = (f"{which}running_mean", f"{which}running_var")
-        return self._both(*names) if self.running else ()
+        return self._of_all(*names) if self.running else ()
 
 
 def longest_row(dtype: str) -> int:
@@ -233,8 +238,10 @@ def check(call: NormCall) -> Decision:
         return decision
     if call.layout not in LAYOUTS:
         return no(f"layout {call.layout!r}; there are {', '.join(map(repr, LAYOUTS))}")
-    if call.gated and (call.second or call.pooled or call.grouped):
-        return no("around a gate there are no second normalization, pooling or groups")
+    if not 0 <= call.others <= OTHERS:
+        return no(f"{call.others} further normalizations; there are kernels of 0 to {OTHERS}")
+    if call.gated and (call.others or call.pooled or call.grouped):
+        return no("around a gate there are no further normalizations, pooling or groups")
     if call.gated and call.bits and not (call.last or call.direction == "gate_sums"):
         return no("around a gate bits are of excite's last relu, for gate_sums")
     if call.gated and call.summed and not (call.bits and call.direction == "gate_sums"):
@@ -243,7 +250,7 @@ def check(call: NormCall) -> Decision:
         return no(f"last {call.last!r} of {call.direction}: relu, or nothing, ends excite alone")
     if call.residual and call.gated and call.direction != "excite":
         return no(f"a residual is added by excite, not by {call.direction}")
-    if call.after and not (call.forward and call.residual and not (call.bits or call.second)):
+    if call.after and not (call.forward and call.residual and not (call.bits or call.others)):
         return no(
             "behind the activation a forward call adds a residual, of which no bits go backward"
         )
@@ -254,12 +261,12 @@ def check(call: NormCall) -> Decision:
         )
     if call.bits and not call.gated and not (call.residual and call.activation in BITS):
         return no(f"bits are of {', '.join(BITS)} after a residual; else x tells what passes")
-    if call.second and not (call.residual and call.bits):
-        return no("a second normalization is a residual, and what passes goes backward as bits")
-    if call.second and call.activation == "leaky_relu":
-        return no("a second normalization is before relu or relu6, got leaky_relu")
-    if call.grouped and (call.running or call.pooled or call.second):
-        return no("running statistics, pooling and a second normalization are of a batch's")
+    if call.others and not (call.residual and call.bits):
+        return no("further normalizations are a residual, and what passes goes backward as bits")
+    if call.others and call.activation == "leaky_relu":
+        return no("further normalizations are before relu or relu6, got leaky_relu")
+    if call.grouped and (call.running or call.pooled or call.others):
+        return no("running statistics, pooling and further normalizations are of a batch's")
     if call.by_row and (not call.grouped or call.residual):
         return no("rows' statistics are of one group, without a residual")
     if call.pooled:
@@ -274,11 +281,11 @@ def check(call: NormCall) -> Decision:
             "summed gradients are of a backward call that writes the residual's gradient or their"
             " sum, or whose gradients are channels of other tensors"
         )
-    if call.total and (call.second or call.pooled or call.by_row or call.gated or call.place):
+    if call.total and (call.others or call.pooled or call.by_row or call.gated or call.place):
         return no("a sum is made by a normalization's own passes over whole tensors")
     if call.total and not call.forward and (call.stored or call.slices or not call.summed):
         return no("a sum of gradients is a result where they are summed before the activation's")
-    if call.skip and (call.direction != "backward" or call.second or call.pooled or call.by_row):
+    if call.skip and (call.direction != "backward" or call.others or call.pooled or call.by_row):
         return no("what is added to dx is an operand of a backward call of one normalization's")
     plain = not (
         call.residual or call.pooled or call.by_row or call.gated or call.total or call.skip
@@ -289,7 +296,7 @@ def check(call: NormCall) -> Decision:
         return no(f"channels of {len(call.slices)} tensors for {1 + call.summed}")
     if any(first < 0 or channels <= first for first, channels in call.slices):
         return no(f"slices {call.slices}: a first channel, and how many there are")
-    if call.place and not (call.forward and not (call.second or call.pooled or call.by_row)):
+    if call.place and not (call.forward and not (call.others or call.pooled or call.by_row)):
         return no("a place among joined channels is of a forward call's result alone")
     if not (decision := check_channels("place", call.place)):
         return decision

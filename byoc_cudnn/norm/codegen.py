@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..codegen.direct import ELEMENTS, Family
 from ..codegen.templates import constants, shared
-from .call import GATED, WORDS, NormCall, check
+from .call import GATED, OTHERS, WORDS, NormCall, check
 
 _MULTIPROCESSORS = 256  # of the largest device that a workspace is planned for
 _SHARED = constants("norm", "norm_call.h")
@@ -22,7 +22,7 @@ _GATED_ROWS = {True: "#define RW_NORM_UNROLL 8", False: "#define RW_NORM_UNROLL 
 # Members of what a call gives and another takes; mask and index are one, of no rows and channels.
 _RESULTS = {"mask": "new_mask", "index": "new_mask", "sums": "new_sums"}
 _TAIL = re.compile(
-    r"(_residual|_after|_second|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced|_placed|_within|_total)?"
+    r"(_residual|_after|_of\d|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced|_placed|_within|_total)?"
     r"(_skip)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
@@ -53,8 +53,8 @@ def _tail(call: NormCall) -> str:
         return more + "_bits" * call.bits + "_summed" * call.summed
     residual = "_residual" if (call.residual if call.forward else call.stored) else ""
     residual = "_after" if call.after else residual
-    if call.second or call.by_row:
-        residual = "_second" if call.second else "_rows"
+    if call.others or call.by_row:
+        residual = f"_of{call.others + 1}" if call.others else "_rows"
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
     more += "_grouped" * (call.grouped and not call.by_row)
     more += "_sliced" * bool(call.slices) + "_placed" * bool(call.place)
@@ -107,9 +107,12 @@ def _body(
     if residual == "_rows":
         parts = ["device", "rows"]
         return [NORMS.template(f"norm_{part}.h") for part in parts], f"{direction}_rows<{kind}>"
-    if residual == "_second":
-        function = f"{direction}_of_two"
-        last = str(bool(summed)).lower()
+    added = residual is not None and residual.startswith("_of")
+    if added and not 2 <= int(residual[3:]) <= OTHERS + 1:
+        return None
+    if added:
+        function = f"{direction}_added"
+        last = f"{residual[3:]}, {str(bool(summed)).lower()}"
     elif windows[0]:
         function, last = f"{direction}_pooled", ", ".join(windows)
     elif direction == "backward":
@@ -117,14 +120,14 @@ def _body(
         if residual:
             mask = "kBits" if bits else "kStored"
         last = f"Mask::{mask}, {str(bool(summed)).lower()}"
-    if residual != "_second" and not windows[0]:
+    if not added and not windows[0]:
         flags = [grouped, other in ("_placed", "_sliced"), other == "_within"]
         flags.append(other == "_total" if forward else skip)
         last += "".join(f", {str(bool(flag)).lower()}" for flag in flags)
-    parts = ["device", "together", "forward", "backward", "two"]
+    parts = ["device", "together", "forward", "backward", "added"]
     if windows[0]:
         parts[-1] = "pooled"
-    elif residual != "_second":
+    elif not added:
         parts = ["device", "together", direction]
     texts = [NORMS.template(f"norm_{part}.h") for part in parts]
     if windows[0]:
@@ -132,12 +135,19 @@ def _body(
     return texts, f"{function}<{kind}, {last}>"
 
 
+def _slot(name: str) -> str:
+    """Of `Tensors`; a further normalization's has its number, but dy2 is a name."""
+    if name[-1].isdigit() and name != "dy2":
+        return f"{{&Tensors::{name[:-1]}, {int(name[-1]) - 1}}}"
+    return f"&Tensors::{name}"
+
+
 def _row(call: NormCall) -> tuple[str, str]:
     names = [
         *("mask" if name == "index" else name for name in call.operands),
         *(_RESULTS.get(name, name) for name in call.results),
     ]
-    operands = ", ".join(f"&Tensors::{name}" for name in names)
+    operands = ", ".join(map(_slot, names))
     pooled = ", ".join(map(str, call.pooled))
     slices = ", ".join(f"{{{first}, {channels}}}" for first, channels in call.slices)
     place, within = (", ".join(map(str, one)) for one in (call.place, call.within))
@@ -146,7 +156,7 @@ def _row(call: NormCall) -> tuple[str, str]:
         *(["residual"] if call.residual else []), *(["running"] if call.running else []),
         *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
         *(["after"] if call.after else []), *(["total"] if call.total else []),
-        *(["skip"] if call.skip else []), *(["second"] if call.second else []),
+        *(["skip"] if call.skip else []), *(["and", str(call.others)] if call.others else []),
         *(["pooled"] if call.pooled else []),
         *(["then", call.last] if call.last else []),
         *(f"{first}+of{channels}" for first, channels in call.slices),

@@ -84,7 +84,7 @@ def planned(view: Graph, bits: bool = True) -> Plan:
         for backward, (_, forward) in list(plan.takes.items()):
             call = plan.sites[forward].call
             if call.forward and call.residual:
-                _take_second(plan, forward, backward)
+                _take_others(plan, forward, backward)
     take_sums(plan)
     return plan
 
@@ -153,34 +153,66 @@ def _field_of(view: Graph, expr: Any, index: int) -> Any:
     return view.resolved(item.tuple_value) if good else None
 
 
-def _take_second(plan: Plan, forward: relax.Var, backward: relax.Var) -> None:
-    """Into a call with a residual and its gradient those of the normalization that it is.
+def _take_others(plan: Plan, forward: relax.Var, backward: relax.Var) -> None:
+    """Into a call with a residual and its gradient those of the normalizations whose sum that is.
 
-    That one is forward a call without activation whose result is used as this residual alone, and
-    backward a call whose dy is this residual's gradient, which nothing else uses.
+    Each is forward a call without activation whose result is used as the one before's residual
+    alone, and backward a call whose dy is this residual's gradient, which they alone use.
     """
     view, sites = plan.function, plan.sites
-    one, residual = sites[forward], sites[forward].args[3]
-    other = _field_of(view, residual, 0)
-    gradient = next(
-        (v for v, site in sites.items() if _is(_field_of(view, site.args[0], 3), backward)), None
-    )
-    if other not in sites or gradient is None or not view.only_use(residual):
+    one, others, residual = sites[forward], list[relax.Var](), sites[forward].args[3]
+    while residual is not None:
+        other = _field_of(view, residual, 0)
+        if other not in sites or not view.only_use(residual):
+            return
+        call = sites[other].call
+        if replace(call, residual=False) != replace(
+            one.call, activation="", alpha=0.0, residual=False, bits=False
+        ):
+            return
+        others.append(other)
+        residual = sites[other].args[3] if call.residual else None
+    if not check(replace(one.call, symbol=NORMS.codegen, others=len(others))):
         return
-    two, back = sites[other], sites[gradient]
-    if replace(one.call, activation="", residual=False, bits=False) != two.call:
+    gradients = []
+    for other in others:
+        found = [v for v, site in sites.items() if _is_gradient(view, site, backward, other)]
+        if len(found) != 1 or not _is_of(sites[found[0]], sites[other]):
+            return
+        gradients += found
+    passed = {v for index, v in view.fields_of(backward) if index == 3}
+    users = {binding.var for binding in view.users_of(*passed, *_names(view, passed))}
+    if users - _names(view, passed) != set(gradients) or passed & view.results:
         return
-    if not check(replace(one.call, symbol=NORMS.codegen, second=True)):
+    if sum(_is(f, forward) for _, f in plan.takes.values()) > 1:
         return
-    told = [_field_of(view, back.args[i], i - 3) for i in (4, 5)]
-    pairs = [*zip(back.args[1:4], two.args[:3], strict=True), *((t, other) for t in told)]
-    if back.call.forward or back.call.stored or not all(_is(a, b) for a, b in pairs):
+    if any(map(view.is_whole, (*others, backward, *gradients))):
         return
-    if sum(_is(f, forward) for _, f in plan.takes.values()) > 1 or not view.only_use(back.args[0]):
-        return
-    if any(map(view.is_whole, (other, backward, gradient))) or _used_before(view, other, forward):
-        return
-    _merge(plan, (forward, other), (backward, gradient))
+    if not any(_used_before(view, other, forward) for other in others):
+        _merge(plan, (forward, *others), (backward, *gradients))
+
+
+def _names(view: Graph, variables: set[relax.Var]) -> set[relax.Var]:
+    """Other names of variables."""
+    found, rest = set[relax.Var](), list(variables)
+    while rest:
+        users = view.users_of(rest.pop())
+        new = [binding.var for binding in users if isinstance(binding.value, relax.Var)]
+        found |= set(new)
+        rest += new
+    return found
+
+
+def _is_gradient(view: Graph, site: Site, backward: relax.Var, other: relax.Var) -> bool:
+    """Whether a call is backward that of a normalization, of the residual's gradient."""
+    if site.call.direction != "backward" or not _is(_field_of(view, site.args[0], 3), backward):
+        return False
+    return all(_is(_field_of(view, site.args[i], i - 3), other) for i in (4, 5))
+
+
+def _is_of(back: Site, forward: Site) -> bool:
+    """Whether a backward call has a forward one's operands, and nothing before its sums."""
+    return all(map(_is, back.args[1:4], forward.args[:3])) and not back.call.stored
 
 
 def _is(a: Any, b: Any) -> bool:
@@ -199,28 +231,37 @@ def _used_before(view: Graph, call: relax.Var, end: relax.Var) -> bool:
     return False
 
 
-def _merge(
-    plan: Plan, forward: tuple[relax.Var, relax.Var], backward: tuple[relax.Var, relax.Var]
-) -> None:
-    """One call for a normalization and that of its residual, one for their gradients."""
+def _merge(plan: Plan, forward: tuple[relax.Var, ...], backward: tuple[relax.Var, ...]) -> None:
+    """One call for normalizations that are added, one for their gradients."""
     sites, value = plan.sites, plan.function.value
-    one, two, site = sites[forward[0]], sites[forward[1]], sites[backward[0]]
-    first, second = one.args, two.args
-    one.args = [*first[:3], *second[:3], *first[4:], *second[3:]]
-    own, others = (list(value[var].ty.fields) for var in forward)
-    one.fields = [*own[:3], *others[1:3], *own[3:], *others[3:]]
-    one.call = replace(one.call, second=True)
-    plan.fields[forward[0]] = (forward[0], {0: 0, 1: 1, 2: 2, 3: 5, 4: 6})
-    plan.fields[forward[1]] = (forward[0], {1: 3, 2: 4, 3: 7, 4: 8})
+    all_of = [sites[var] for var in forward]
+    one, site, count = all_of[0], sites[backward[0]], len(forward) - 1
+    given = [[*each.args[:3], *each.args[3 + each.call.residual :]] for each in all_of]
+    own = [list(value[var].ty.fields) for var in forward]
+    one.args = [*(arg for g in given for arg in g[:3]), *(arg for g in given for arg in g[3:])]
+    one.fields = [
+        own[0][0], *(ty for types in own for ty in types[1:3]),
+        *(ty for types in own for ty in types[3:]),
+    ]  # fmt: skip
+    one.call = replace(one.call, others=count)
+    for n, var in enumerate(forward):
+        running = 3 + 2 * count + 2 * n
+        places = {1: 1 + 2 * n, 2: 2 + 2 * n, 3: running, 4: running + 1}
+        plan.fields[var] = (forward[0], places if n else {0: 0, **places})
     mask = len(site.args) - 1
-    site.args[mask:mask] = [*second[:2], Field(forward[0], 3), Field(forward[0], 4)]
-    site.fields = [*list(value[backward[0]].ty.fields)[:3], *value[backward[1]].ty.fields]
-    site.call = replace(site.call, second=True)
+    site.args[mask:mask] = [
+        arg
+        for n, g in enumerate(given[1:], 1)
+        for arg in (*g[:2], Field(forward[0], 1 + 2 * n), Field(forward[0], 2 + 2 * n))
+    ]
+    site.fields = [ty for var in backward for ty in list(value[var].ty.fields)[:3]]
+    site.call = replace(site.call, others=count)
     plan.takes[backward[0]] = (len(site.args) - 1, forward[0])
-    plan.fields[backward[0]] = (backward[0], {0: 0, 1: 1, 2: 2})
-    plan.fields[backward[1]] = (backward[0], {0: 3, 1: 4, 2: 5})
-    plan.dropped |= {forward[1], backward[1]}
-    del sites[forward[1]], sites[backward[1]]
+    for n, var in enumerate(backward):
+        plan.fields[var] = (backward[0], {i: 3 * n + i for i in range(3)})
+    plan.dropped |= {*forward[1:], *backward[1:]}
+    for var in (*forward[1:], *backward[1:]):
+        del sites[var]
 
 
 def _read(value: relax.Call) -> NormCall:

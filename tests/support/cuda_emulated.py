@@ -21,6 +21,7 @@ from byoc_cudnn.building.toolchain import find
 from byoc_cudnn.joins import JOINS, JoinsCall
 from byoc_cudnn.joins.call import PIECES, TERMS
 from byoc_cudnn.norm import NORMS, NormCall
+from byoc_cudnn.norm.call import OTHERS
 from byoc_cudnn.pool import POOLS, PoolCall
 from relay_wgrad.dtypes import FLOATS, numpy_dtype
 
@@ -45,7 +46,7 @@ cudaError_t launch_together(void (*kernel)(P...), const Together& z, int tensors
   return cudaSuccess;
 }
 """
-# Pointers of `RelayWgradNormCall`, in order; of its other side; and of a pooling's call.
+# Pointers of `RelayWgradNormCall`, in order; of each of its other sides; and of a pooling's call.
 _NORM = (
     "x", "dy", "dy2", "y", "residual", "gamma", "beta", "mean", "rstd", "running_mean",
     "running_var", "mask", "out", "dresidual", "first", "second", "new_mean", "new_var",
@@ -89,7 +90,7 @@ class _Call(ctypes.Structure):
         *((n, ctypes.c_double) for n in ("epsilon", "momentum", "alpha")),
         ("unbiased", ctypes.c_bool), ("multiprocessors", ctypes.c_int), ("together", ctypes.c_int),
         *((n, ctypes.c_void_p) for n in _NORM), ("workspace_bytes", ctypes.c_int64),
-        *((f"other_{n}", ctypes.c_void_p) for n in _OTHER), ("windows", _Windows),
+        ("others", ctypes.c_void_p * len(_OTHER) * OTHERS), ("windows", _Windows),
         *((n, ctypes.c_void_p) for n in _GATED),
         *((n, ctypes.c_int64) for n in ("fold", "dy_stride", "dy2_stride", "out_stride")),
         ("own", ctypes.c_void_p), ("x_stride", ctypes.c_int64),
@@ -241,12 +242,14 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
     x = given["x"]
     workspace = np.full(1 << 18, 255, np.uint8)
     names = {**dict.fromkeys((*_NORM, *_GATED, *_ADDED)), "workspace": workspace}
-    other: dict[str, Any] = dict.fromkeys(_OTHER)
+    others: list[dict[str, Any]] = [dict.fromkeys(_OTHER) for _ in range(OTHERS)]
     results = _RESULTS[call.direction]
     for name in (*call.operands, *call.results):
         if name in ("joined", "own"):  # the first is the host's
             continue
-        side, plain = (other, name[:-1]) if name.endswith("2") and name != "dy2" else (names, name)
+        numbered = name[-1].isdigit() and name != "dy2"
+        side = others[int(name[-1]) - 2] if numbered else names
+        plain = name[:-1] if numbered else name
         is_result = name in call.results or plain == "index"
         side[results.get(plain, plain) if is_result else plain] = given[name]
     x = given["y" if call.forward else "dx"] if call.within else x  # of its shape
@@ -256,8 +259,11 @@ def norm(folder: Path, call: NormCall, given: dict[str, np.ndarray], together: b
         images, x.size // channels // images, channels, groups, call.epsilon, call.momentum,
         call.alpha, call.unbiased, SMS,
         together, *(names[n] if names[n] is None else names[n].ctypes.data for n in _NORM),
-        workspace.nbytes, *(other[n] if other[n] is None else other[n].ctypes.data for n in _OTHER),
+        workspace.nbytes,
     )  # fmt: skip
+    for i, other in enumerate(others):
+        for k, name in enumerate(_OTHER):
+            packed.others[i][k] = None if other[name] is None else other[name].ctypes.data
     for name in (*_GATED, *_ADDED):
         setattr(packed, name, None if names[name] is None else names[name].ctypes.data)
     if call.pooled:

@@ -57,7 +57,7 @@ def _forward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
     z = None
     if call.total:
         v["x"] = made["total"] = v["x"] + v["more"]
-    for end in ("", "2") if call.second else ("",):
+    for end in ("", *(str(n + 2) for n in range(call.others))):
         x = v[f"x{end}"]
         rows = x.reshape(-1, x.shape[-1])
         mean, variance = rows.mean(0), rows.var(0, unbiased=False)
@@ -130,7 +130,7 @@ def _backward(call: NormCall, v: dict[str, Any]) -> dict[str, Any]:
         v[name] = v[name][..., first : first + channels]
     dy = v["dy"] + v["dy2"] if call.summed else v["dy"]
     dy = _scattered(call, dy, v["index"], x.shape) if call.pooled else dy
-    ends = ("", "2") if call.second else ("",)
+    ends = ("", *(str(n + 2) for n in range(call.others)))
     if "mask" in v:
         g = dy * _passes(v["mask"], x)
     else:

@@ -35,7 +35,7 @@ class Tensors(dict[str, np.ndarray]):
         if name in ("mask", "index"):
             packs = -(-self.shape[-1] * np.dtype(self.rows).itemsize // 16)
             return np.uint8, self.windows if name == "index" else (*self.shape[:-1], packs)
-        if name in ("x", "x2", "residual", "dx", "dx2", "dresidual", "more", "skip", "total"):
+        if name.rstrip("234") in ("x", "residual", "dx", "dresidual", "more", "skip", "total"):
             return self.rows, self.shape
         if name in ("y", "dy", "dy2"):
             return self.rows, self.windows or self.shape

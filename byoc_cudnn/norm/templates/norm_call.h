@@ -4,11 +4,14 @@
 
 #include <cstdint>
 
-// The normalization whose result is the residual: its own part of a call, null where there is none.
+// A further normalization whose result is added: its own part of a call, null where there is none.
 struct RelayWgradNormOther {
   const void *x, *gamma, *beta, *mean, *rstd, *running_mean, *running_var;
   void *out, *first, *second, *new_mean, *new_var;
 };
+
+// How many there are at most.
+constexpr int kNormOthers = 3;
 
 // The max pooling that follows; its index is the call's mask.
 struct RelayWgradNormWindows {
@@ -36,7 +39,7 @@ struct RelayWgradNormCall {
   void *new_mean, *new_var, *new_mask;
   void* workspace;
   int64_t workspace_bytes;
-  RelayWgradNormOther other;
+  RelayWgradNormOther others[kNormOthers];
   RelayWgradNormWindows windows;
   // Around a gate, of which each channel of an image has a number: what is before `out` is as above,
   // of a batch that is `images` images.  `sums` are four for each channel of an image.
@@ -62,6 +65,9 @@ using RelayWgradNormKernel = int(const RelayWgradNormCall&, cudaStream_t);
 // Blocks of a multiprocessor that make partial sums, of 256 threads; channels of a block, and sums of
 // a channel, at most.
 constexpr int64_t kNormBlocks = 2, kNormChannels = 256, kNormSums = 3;
+
+// Of a call with so many further normalizations.
+inline int64_t norm_sums(int64_t others) { return others + 2 > kNormSums ? others + 2 : kNormSums; }
 
 // Of calls whose rows have statistics of their own: blocks of a multiprocessor, and sums of a channel.
 constexpr int64_t kNormRowBlocks = 4, kNormRowSums = 2;
@@ -92,10 +98,11 @@ inline int64_t norm_fold(int64_t images, int64_t rows, int64_t channels, int64_t
 
 // Bytes that a call's partial sums take at most.  Fewer are right too, with fewer blocks, as long as
 // there are all sums for each channel of an image.
-inline int64_t norm_workspace(int64_t images, int64_t channels, int multiprocessors, int sum_bytes) {
+inline int64_t norm_workspace(int64_t images, int64_t channels, int multiprocessors, int sum_bytes,
+                              int64_t sums) {
   const int64_t least = images * ((channels + kNormChannels - 1) / kNormChannels);
   const int64_t blocks = kNormBlocks * multiprocessors;
-  return kNormSums * sum_bytes * kNormChannels * (least > blocks ? least : blocks);
+  return sums * sum_bytes * kNormChannels * (least > blocks ? least : blocks);
 }
 
 inline int64_t norm_row_workspace(int64_t channels, int multiprocessors, int sum_bytes) {

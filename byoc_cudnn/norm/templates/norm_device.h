@@ -353,14 +353,14 @@ inline RelayWgradNormCall folded(const RelayWgradNormCall& call) {
 }
 
 template <int V, typename S = Plain>
-inline S shape_of(const RelayWgradNormCall& call, int sum_bytes) {
+inline S shape_of(const RelayWgradNormCall& call, int sum_bytes, int64_t sums = kNormSums) {
   const int64_t columns = (call.channels + V - 1) / V;
   const int width = norm_width(columns);
   S shape{call.images, call.rows, call.channels, call.channels / call.groups, 0, width, 0, 0, columns};
   shape.fold = call.fold > 1 ? call.fold : 1;
   shape.chunks = (call.rows + shape.chunk_rows() - 1) / shape.chunk_rows();
   shape.tiles = static_cast<int>((columns + width - 1) / width);
-  const int64_t room = call.workspace_bytes / (kNormSums * sum_bytes * call.channels * call.images);
+  const int64_t room = call.workspace_bytes / (sums * sum_bytes * call.channels * call.images);
   const int64_t most = kNormBlocks * call.multiprocessors / (shape.tiles * call.images);
   shape.set_blocks(most < room ? most : room);
   return shape;

@@ -2,50 +2,49 @@
 
 namespace {
 
-// What a call is given, by name.
+// What a call is given, by name; what is numbered, of further normalizations, likewise.
 struct Tensors {
   const TensorView *x = nullptr, *dy = nullptr, *dy2 = nullptr, *y = nullptr, *residual = nullptr,
-                   *dx = nullptr, *dresidual = nullptr, *x2 = nullptr, *dx2 = nullptr, *more = nullptr,
-                   *skip = nullptr, *total = nullptr;
+                   *dx = nullptr, *dresidual = nullptr, *more = nullptr, *skip = nullptr, *total = nullptr;
   const TensorView *gamma = nullptr, *beta = nullptr, *mean = nullptr, *rstd = nullptr,
                    *running_mean = nullptr, *running_var = nullptr, *dgamma = nullptr,
                    *dbeta = nullptr, *new_running_mean = nullptr, *new_running_var = nullptr;
-  const TensorView *gamma2 = nullptr, *beta2 = nullptr, *mean2 = nullptr, *rstd2 = nullptr,
-                   *running_mean2 = nullptr, *running_var2 = nullptr, *dgamma2 = nullptr,
-                   *dbeta2 = nullptr, *new_running_mean2 = nullptr, *new_running_var2 = nullptr;
   const TensorView *mask = nullptr, *new_mask = nullptr, *joined = nullptr, *own = nullptr;
   const TensorView *gate = nullptr, *lift = nullptr, *sums = nullptr, *squeezed = nullptr,
                    *dgate = nullptr, *new_sums = nullptr;
 };
 
-using Slot = const TensorView* Tensors::*;
+using Member = const TensorView* Tensors::*;
+
+// A tensor of a call, or of a further normalization's part of it, the first of which is 1.
+struct Slot {
+  Member member;
+  int other = 0;
+  Slot(Member member, int other = 0) : member(member), other(other) {}
+  bool operator==(Member of_all) const { return other == 0 && member == of_all; }
+  const TensorView& in(const Tensors* all) const { return *(all[other].*member); }
+};
 
 struct Named {
-  Slot slot;
+  Member slot;
   const char* name;
   bool rows;  // of rows and channels; else one value a channel, or for each group of an image
   int of_images = 0;  // so many values for each channel of an image
   bool statistic() const { return slot == &Tensors::mean || slot == &Tensors::rstd; }
 };
 
-inline const Named& named(Slot slot) {
+inline const Named& named(Member slot) {
   static const Named kNamed[] = {
       {&Tensors::x, "x", true}, {&Tensors::dy, "dy", true}, {&Tensors::dy2, "dy2", true},
       {&Tensors::y, "y", true}, {&Tensors::residual, "residual", true}, {&Tensors::dx, "dx", true},
       {&Tensors::dresidual, "dresidual", true}, {&Tensors::joined, "joined", true},
       {&Tensors::own, "own", true}, {&Tensors::more, "more", true}, {&Tensors::skip, "skip", true},
-      {&Tensors::total, "total", true}, {&Tensors::x2, "x2", true},
-      {&Tensors::dx2, "dx2", true}, {&Tensors::gamma, "gamma", false},
+      {&Tensors::total, "total", true}, {&Tensors::gamma, "gamma", false},
       {&Tensors::beta, "beta", false}, {&Tensors::mean, "mean", false},
       {&Tensors::rstd, "rstd", false}, {&Tensors::running_mean, "running_mean", false},
       {&Tensors::running_var, "running_var", false}, {&Tensors::dgamma, "dgamma", false},
       {&Tensors::dbeta, "dbeta", false}, {&Tensors::new_running_mean, "new_running_mean", false},
-      {&Tensors::new_running_var, "new_running_var", false}, {&Tensors::gamma2, "gamma2", false},
-      {&Tensors::beta2, "beta2", false}, {&Tensors::mean2, "mean2", false},
-      {&Tensors::rstd2, "rstd2", false}, {&Tensors::running_mean2, "running_mean2", false},
-      {&Tensors::running_var2, "running_var2", false}, {&Tensors::dgamma2, "dgamma2", false},
-      {&Tensors::dbeta2, "dbeta2", false}, {&Tensors::new_running_mean2, "new_running_mean2", false},
-      {&Tensors::new_running_var2, "new_running_var2", false}, {&Tensors::gate, "gate", false, 1},
+      {&Tensors::new_running_var, "new_running_var", false}, {&Tensors::gate, "gate", false, 1},
       {&Tensors::lift, "lift", false, 1}, {&Tensors::squeezed, "squeezed", false, 1},
       {&Tensors::dgate, "dgate", false, 1}, {&Tensors::sums, "sums", false, 4},
       {&Tensors::new_sums, "sums", false, 4}};
@@ -122,9 +121,11 @@ inline void expect_slice(const Norm& norm, const char* name, const Slice& slice,
   }
 }
 
-inline void expect(const Norm& norm, const Named& what, const TensorView& t, const TensorView& like) {
+inline void expect(const Norm& norm, const Slot& slot, const TensorView& t, const TensorView& like) {
+  const Named& what = named(slot.member);
   const bool rows = what.rows;
-  const char* const name = what.name;
+  const std::string numbered = what.name + (slot.other > 0 ? std::to_string(slot.other + 1) : "");
+  const char* const name = numbered.c_str();
   const bool doubles = norm.element == Element::kDouble;
   expect_dtype(norm.words, name, t, rows || doubles ? norm.element : Element::kFloat);
   expect_on_device(norm.words, name, t, like);
@@ -197,7 +198,9 @@ inline void placed(const Norm& norm, const Tensors& t, RelayWgradNormCall& call,
   call.own = pointer_of(t.own);
 }
 
-inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace) {
+// all : what is a call's, then of each further normalization.
+inline void run(const Norm& norm, const Tensors* all, const TensorView* workspace) {
+  const Tensors& t = all[0];
   // Or what has x's shape, where x is among others' channels.
   const TensorView& x = norm.within.channels == 0 ? *t.x : t.dx != nullptr ? *t.dx : *t.y;
   if (x.ndim() < 2) {
@@ -208,7 +211,7 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
     TVM_FFI_THROW(ValueError) << norm.words << ": x has no elements, so there are no statistics";
   }
   const bool backward = t.dy != nullptr, pooled = norm.pooled[0] != 0;
-  const Slot windows = backward ? &Tensors::dy : &Tensors::y;
+  const Member windows = backward ? &Tensors::dy : &Tensors::y;
   for (Slot slot : norm.tensors) {
     const bool another = pooled && slot == windows;
     if (norm.within.channels != 0 && slot == &Tensors::x) {
@@ -217,16 +220,16 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
       continue;
     }
     if (norm.place.channels != 0 && (slot == &Tensors::y || slot == &Tensors::joined)) {
-      expect_slice(norm, named(slot).name, norm.place, *(t.*slot), x);
+      expect_slice(norm, named(slot.member).name, norm.place, slot.in(all), x);
       continue;
     }
     if (!norm.slices.empty() && (slot == &Tensors::dy || slot == &Tensors::dy2)) {
       const size_t which = slot == &Tensors::dy2;
-      expect_slice(norm, named(slot).name, norm.slices.at(which), *(t.*slot), x);
+      expect_slice(norm, named(slot.member).name, norm.slices.at(which), slot.in(all), x);
       continue;
     }
-    if (slot != &Tensors::mask && slot != &Tensors::new_mask && !another) {
-      expect(norm, named(slot), *(t.*slot), x);
+    if (!(slot == &Tensors::mask) && !(slot == &Tensors::new_mask) && !another) {
+      expect(norm, slot, slot.in(all), x);
     }
   }
   if (norm.grouped && t.mean->size(1) != t.rstd->size(1)) {
@@ -305,31 +308,35 @@ inline void run(const Norm& norm, const Tensors& t, const TensorView* workspace)
       call.windows = {x.size(0), x.size(1), x.size(2), channels, y.size(1), y.size(2), norm.pooled[4],
                       norm.pooled[5]};
     }
-    RelayWgradNormOther& other = call.other;
-    other.x = pointer_of(t.x2);
-    other.gamma = pointer_of(t.gamma2);
-    other.beta = pointer_of(t.beta2);
-    other.running_mean = pointer_of(t.running_mean2);
-    other.running_var = pointer_of(t.running_var2);
-    other.out = pointer_of(t.dx2);
-    other.first = pointer_of(backward ? t.dgamma2 : t.mean2);
-    other.second = pointer_of(backward ? t.dbeta2 : t.rstd2);
-    other.new_mean = pointer_of(t.new_running_mean2);
-    other.new_var = pointer_of(t.new_running_var2);
-    if (backward) {
-      other.mean = pointer_of(t.mean2);
-      other.rstd = pointer_of(t.rstd2);
+    int64_t others = 0;
+    for (const Tensors* o = all + 1; o <= all + kNormOthers && o->x != nullptr; ++o) {
+      RelayWgradNormOther& other = call.others[others++];
+      other.x = pointer_of(o->x);
+      other.gamma = pointer_of(o->gamma);
+      other.beta = pointer_of(o->beta);
+      other.running_mean = pointer_of(o->running_mean);
+      other.running_var = pointer_of(o->running_var);
+      other.out = pointer_of(o->dx);
+      other.first = pointer_of(backward ? o->dgamma : o->mean);
+      other.second = pointer_of(backward ? o->dbeta : o->rstd);
+      other.new_mean = pointer_of(o->new_running_mean);
+      other.new_var = pointer_of(o->new_running_var);
+      if (backward) {
+        other.mean = pointer_of(o->mean);
+        other.rstd = pointer_of(o->rstd);
+      }
     }
     const int64_t bytes = norm.by_row
                               ? norm_row_workspace(channels, call.multiprocessors, sum_bytes)
-                              : norm_workspace(call.images, channels, call.multiprocessors, sum_bytes);
+                              : norm_workspace(call.images, channels, call.multiprocessors, sum_bytes,
+                                               norm_sums(others));
     if (workspace != nullptr) {
       const int64_t vector = 16 / (x.dtype().bits / 8);
-      const bool tells = !pooled && (t.mask != nullptr || t.new_mask != nullptr) && t.x2 == nullptr;
+      const bool tells = !pooled && (t.mask != nullptr || t.new_mask != nullptr) && others == 0;
       const int64_t fold =
           tells ? norm_fold(call.images, call.rows, channels, call.groups, vector) : 1;
       const int64_t least = norm.by_row ? kNormRowSums * sum_bytes * channels
-                                        : kNormSums * sum_bytes * channels * fold * call.images;
+                                        : norm_sums(others) * sum_bytes * channels * fold * call.images;
       const int64_t given = workspace->numel() * (workspace->dtype().bits / 8);
       if (workspace->device().device_type != kDLCUDA || workspace->device().device_id != device ||
           !workspace->IsContiguous() || given < least ||
@@ -355,8 +362,11 @@ __attribute__((noinline)) int call(const Norm& norm, const TVMFFIAny* args, int3
                              << " tensors, or one more as workspace, got " << count << " arguments";
   }
   const std::vector<TensorView> views = views_of(args, count);
-  Tensors tensors;
-  for (size_t i = 0; i < expected; ++i) tensors.*norm.tensors[i] = &views[i];
+  Tensors tensors[kNormOthers + 1];
+  for (size_t i = 0; i < expected; ++i) {
+    const Slot& slot = norm.tensors[i];
+    tensors[slot.other].*slot.member = &views[i];
+  }
   run(norm, tensors, given > expected ? &views[expected] : nullptr);
   TVM_FFI_SAFE_CALL_END();
 }

@@ -125,7 +125,7 @@ def test_what_no_kernel_is_for_has_a_reason() -> None:
         (squeeze, {"bits": True}, "bits are of excite's last relu"),
         (sums, {"summed": True}, "before a mask of bits"),
         (excite, {"last": "relu", "bits": True, "summed": True}, "gate_sums alone adds"),
-        (sums, {"pooled": (2, 2, 2, 2, 0, 0, 0, 0)}, "no second normalization, pooling"),
+        (sums, {"pooled": (2, 2, 2, 2, 0, 0, 0, 0)}, "no further normalizations, pooling"),
         (sums, {"last": "relu"}, "ends excite alone"),
         (squeeze, {"residual": True}, "a residual is added by excite"),
         (sums, {"running": True}, "running statistics are updated forward"),

@@ -23,10 +23,10 @@ SHAPE, POOLED, C = (2, 7, 8, 6), (2, 4, 4, 6), 6
 
 
 def network() -> tvm.IRModule:
-    """A stem with pooling; residual blocks, of a normalization and of its input, with ReLU, ReLU6
-    and neither."""
+    """A stem with pooling; residual blocks, of normalizations, one to three, and of its input, with
+    ReLU, ReLU6 and neither."""
     bb = relax.BlockBuilder()
-    names = [f"{n}{i}" for i in range(6) for n in ("gamma", "beta", "mean", "var")]
+    names = [f"{n}{i}" for i in range(9) for n in ("gamma", "beta", "mean", "var")]
     params = {n: relax.Var(n, relax.TensorType((C,), "float32")) for n in names}
     x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
     weight = relax.Var("weight", relax.TensorType(POOLED, "float32"))
@@ -49,6 +49,9 @@ def network() -> tvm.IRModule:
             y = norm(2, bb.emit(op.sin(y)), y, activation="relu6")
             y = norm(3, bb.emit(op.multiply(y, x_)), y)
             y = norm(4, y, activation="relu")
+            y = norm(
+                6, bb.emit(op.sin(y)), norm(7, bb.emit(op.cos(y)), norm(8, y)), activation="relu"
+            )
             loss = bb.emit_output(op.sum(op.multiply(y, weight)))
         bb.emit_func_output(relax.Tuple([loss, *updates]))
     wrt = ["x", *(n for n in names if n[:4] in ("gamm", "beta"))]
@@ -61,16 +64,17 @@ def test_calls_of_functions_compute_the_step() -> None:
     after, entries = lower(before, family, planned, 90)  # type: ignore[arg-type]
     relax.analysis.well_formed(after)
     family.register()
-    assert len(entries) == 12
+    assert len(entries) == 18
     assert all(entry.symbol for entry in entries)
-    kinds = [(c.direction, c.second, c.summed, c.bits) for c in family.calls]
-    assert kinds.count(("forward", True, False, True)) == 1  # the first block's two in one
-    assert kinds.count(("backward", True, True, True)) == 1
+    kinds = [(c.direction, c.others, c.summed, c.bits) for c in family.calls]
+    assert kinds.count(("forward", 1, False, True)) == 1  # the first block's two in one
+    assert kinds.count(("backward", 1, True, True)) == 1
+    assert [c.direction for c in family.calls if c.others == 2] == ["forward", "backward"]
     assert [c.direction for c in family.calls if c.pooled] == ["forward", "backward"]
     func = after[ADJOINT]
     names = [str(getattr(getattr(b.value, "op", None), "name", "")) for b in
              func.body.blocks[0].bindings]  # fmt: skip
-    assert names.count("relax.call_dps_packed") == 10
+    assert names.count("relax.call_dps_packed") == 12
     assert not {"relax.nn.max_pool2d", "relax.grad.max_pool2d_backward"}.intersection(names)
     rng = np.random.default_rng(0)
     values = [

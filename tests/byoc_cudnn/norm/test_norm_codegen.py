@@ -51,17 +51,21 @@ PLAIN = NormCall("b", "backward", "bfloat16", "relu")
         (replace(PLAIN, slices=((8, 8),)), "slices ((8, 8),): a first channel, and how many"),
         (replace(PLAIN, summed=True), "summed gradients are of a backward call that writes"),
         (replace(FORWARD, summed=True), "summed gradients are of a backward call that writes"),
-        (replace(FORWARD, second=True), "a second normalization is a residual, and what passes"),
+        (replace(FORWARD, others=1), "further normalizations are a residual, and what passes"),
         (
             replace(BACKWARD, pooled=(2, 2, 2, 2, 0, 0, 0, 0)),
             "pooled (2, 2, 2, 2, 0, 0, 0, 0): eig",
         ),
         (replace(FORWARD, pooled=(2, 2)), "pooled (2, 2): eight numbers"),
         (replace(FORWARD, pooled=(2, 2, 2, 2, 2, 0, 0, 0)), "padding (2, 0, 0, 0) of windows"),
-        (replace(FORWARD, grouped=True), "running statistics, pooling and a second normalization"),
+        (replace(FORWARD, grouped=True), "running statistics, pooling and further normalizations"),
         (
-            replace(BACKWARD, activation="leaky_relu", bits=True, second=True),
-            "a second normalization is before relu or relu6, got leaky_relu",
+            replace(BACKWARD, activation="leaky_relu", bits=True, others=1),
+            "further normalizations are before relu or relu6, got leaky_relu",
+        ),
+        (
+            replace(FORWARD, residual=True, bits=True, others=4),
+            "4 further normalizations; there are",
         ),
         (replace(FORWARD, after=True), "behind the activation a forward call adds a residual"),
         (replace(FORWARD, total=True, place=(0, 8)), "a sum is made by a normalization's own"),
@@ -114,12 +118,16 @@ def test_operands_and_results() -> None:
     assert replace(BACKWARD, bits=True).operands[-1] == "mask"
     assert replace(FORWARD, residual=True, bits=True).results[-1] == "mask"
     assert replace(BACKWARD, summed=True).operands[:3] == ("dy", "dy2", "x")
-    two = replace(FORWARD, residual=True, bits=True, second=True)
+    two = replace(FORWARD, residual=True, bits=True, others=1)
     assert two.operands[:6] == ("x", "gamma", "beta", "x2", "gamma2", "beta2")
     assert two.operands[6:] == ("running_mean", "running_var", "running_mean2", "running_var2")
     assert two.results[:5] == ("y", "mean", "rstd", "mean2", "rstd2")
     assert two.results[-3:] == ("new_running_mean2", "new_running_var2", "mask")
-    back = replace(BACKWARD, bits=True, second=True)
+    three = replace(FORWARD, residual=True, bits=True, others=2)
+    assert three.operands[6:11] == ("x3", "gamma3", "beta3", "running_mean", "running_var")
+    assert three.results[1:7] == ("mean", "rstd", "mean2", "rstd2", "mean3", "rstd3")
+    assert replace(BACKWARD, bits=True, others=2).results[6:] == ("dx3", "dgamma3", "dbeta3")
+    back = replace(BACKWARD, bits=True, others=1)
     assert back.operands[-5:] == ("x2", "gamma2", "mean2", "rstd2", "mask")
     assert back.results == ("dx", "dgamma", "dbeta", "dx2", "dgamma2", "dbeta2")
     total = replace(FORWARD, running=False, residual=True, bits=True, total=True)
@@ -165,7 +173,7 @@ def test_no_other_kernel_has_a_source(name: str) -> None:
 
 def test_the_workspace_is_that_of_the_kernels() -> None:
     """Python plans it, C++ uses it: one formula, told twice; its numbers are the template's."""
-    names = {"kNormBlocks": 2, "kNormChannels": 256, "kNormSums": 3}
+    names = {"kNormOthers": 3, "kNormBlocks": 2, "kNormChannels": 256, "kNormSums": 3}
     names |= {"kNormRowBlocks": 4, "kNormRowSums": 2}
     assert constants("norm", "norm_call.h") == names
     assert workspace_bytes(64, "float16") == 3 * 4 * 256 * 2 * 256

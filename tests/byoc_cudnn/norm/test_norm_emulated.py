@@ -27,7 +27,8 @@ def wanted(t: Tensors, back: NormCall) -> dict[str, np.ndarray]:
     """In float64, but for what a pooling rounds; masks are those of the stored y."""
     z: Any = 0
     found, normals = {}, []
-    for which in ("", "2") if back.second else ("",):
+    ends = ("", *(str(n + 2) for n in range(back.others)))
+    for which in ends:
         x = t.wide("x" + which)
         mean, var = x.mean(0), x.var(0)
         rstd = 1 / np.sqrt(var + 1e-5)
@@ -48,7 +49,7 @@ def wanted(t: Tensors, back: NormCall) -> dict[str, np.ndarray]:
         dy = (dy + t["dy2"].astype(t.sums)).astype(t.rows)
     g = dy.astype("float64").reshape(z.shape) * (t.wide("y") > 0)
     found["dresidual"] = g
-    for which, normal in zip(("", "2"), normals, strict=False):
+    for which, normal in zip(ends, normals, strict=True):
         dbeta, dgamma = g.sum(0), (g * normal).sum(0)
         scale = t["gamma" + which] * found["rstd" + which]
         found |= {
@@ -66,6 +67,8 @@ def wanted(t: Tensors, back: NormCall) -> dict[str, np.ndarray]:
     "float32-shape6",
     "float32-shape7",
     "bfloat16-shape5",
+    "bfloat16-shape9",
+    "float32-shape10",
 )
 @pytest.mark.parametrize(
     ("dtype", "shape", "together", "how"),
@@ -75,12 +78,19 @@ def wanted(t: Tensors, back: NormCall) -> dict[str, np.ndarray]:
         ("float16", (9, 6, 24), (False, True), {"residual": True}),
         ("float64", (200, 6), (True,), {"residual": True, "bits": True}),
         ("float32", (70, 13), (True,), {"residual": True, "bits": True}),
-        ("bfloat16", (300, 72), (True,), {"residual": True, "bits": True, "second": True}),
-        ("float32", (90, 13), (True,), {"residual": True, "bits": True, "second": True}),
+        ("bfloat16", (300, 72), (True,), {"residual": True, "bits": True, "others": 1}),
+        ("float32", (90, 13), (True,), {"residual": True, "bits": True, "others": 1}),
         (
             "float32", (600, 32), (True,),
-            {"residual": True, "bits": True, "second": True, "summed": True},
+            {"residual": True, "bits": True, "others": 1, "summed": True},
         ),
+        (
+            "float16", (130, 72), (True,),
+            {"residual": True, "bits": True, "others": 2, "summed": True},
+        ),
+        ("bfloat16", (37, 21), (True,), {"residual": True, "bits": True, "others": 2}),
+        ("float32", (50, 36), (True,), {"residual": True, "bits": True, "others": 3}),
+        ("float64", (20, 7), (True,), {"residual": True, "bits": True, "others": 3}),
     ],
 )  # fmt: skip
 def test_forward_and_backward(
@@ -96,7 +106,7 @@ def test_forward_and_backward(
         launches = [
             cuda_emulated.norm(folder, call, t.ready(call), one) for call in (forward, back)
         ]
-        assert launches == [one and channels_fit and not forward.second] * 2
+        assert launches == [one and channels_fit and not forward.others] * 2
         want = wanted(t, back)
         for name in (*forward.results, *back.results):
             if name == "mask":

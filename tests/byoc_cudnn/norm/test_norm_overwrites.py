@@ -16,7 +16,8 @@ from tests.support.cuda_emulated import DTYPES, aligned
 
 SHAPE = (2, 40, 16)
 ROWS = (
-    "x", "x2", "dx", "dx2", "y", "dy", "dy2", "residual", "dresidual", "more", "skip", "total",
+    "x", "x2", "x3", "dx", "dx2", "dx3", "y", "dy", "dy2", "residual", "dresidual", "more", "skip",
+    "total",
 )  # fmt: skip
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("forward", "leaky_relu", {"grouped": True, "alpha": 0.01}),
@@ -26,8 +27,10 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("backward", "relu", {"residual": True}),
     ("backward", "gelu", {"grouped": True, "by_row": True}),
     ("forward", "", {"grouped": True, "by_row": True}),
-    ("forward", "relu", {"residual": True, "bits": True, "second": True}),
-    ("backward", "relu", {"residual": True, "bits": True, "second": True, "summed": True}),
+    ("forward", "relu", {"residual": True, "bits": True, "others": 1}),
+    ("backward", "relu", {"residual": True, "bits": True, "others": 1, "summed": True}),
+    ("forward", "relu", {"residual": True, "bits": True, "others": 2}),
+    ("backward", "relu", {"residual": True, "bits": True, "others": 2, "summed": True}),
     ("forward", "silu", {"residual": True, "after": True, "total": True}),
     ("backward", "silu", {"summed": True, "total": True, "skip": True}),
     ("backward", "relu", {"residual": True, "bits": True, "summed": True, "skip": True}),
@@ -85,7 +88,7 @@ def called(direction: str, activation: str, how: dict[str, Any]) -> NormCall:
 
 @pytest.mark.share(4)
 @pytest.mark.longer_cases(
-    "backward-gelu", "forward-relu-residual-bits-second", "backward-relu-residual-bits-second",
+    "backward-gelu", "forward-relu-residual-bits-others", "backward-relu-residual-bits-others",
     "backward-relu-residual-bits-summed-skip",
     why="a compilation for each kernel",
 )  # fmt: skip

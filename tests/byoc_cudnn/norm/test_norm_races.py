@@ -45,8 +45,10 @@ int main() {
   for (void** one : {&call.first, &call.second, &call.new_mean, &call.new_var}) *one = some(2 * c);
   if (groups) call.new_mean = call.new_var = nullptr;
   call.workspace = some(1 << 15), call.workspace_bytes = 1 << 18;
-  call.other = {some(n), some(c), some(c), some(c), some(c), some(c), some(c), some(n),
-                some(c), some(c), some(c), some(c)};
+  for (auto& other : call.others) {
+    other = {some(n), some(c), some(c), some(c), some(c), some(c), some(c), some(n),
+             some(c), some(c), some(c), some(c)};
+  }
   call.windows = {2, 9, 12, channels, 5, 6, 1, 1};
   const int status = %s(call, nullptr);
   std::printf("%%d launched together\\n", emulated::launched_together);
@@ -96,8 +98,10 @@ def races(folder: Path, kernel: str, channels: int, groups: int = 0, without: st
         ("forward_float32_relu", 13, 0),
         ("backward_bfloat16_relu_residual_bits_summed", 72, 0),
         ("backward_float32_relu", 13, 0),
-        ("forward_float32_relu_second_bits", 13, 0),
-        ("backward_bfloat16_relu_second_bits_summed", 72, 0),
+        ("forward_float32_relu_of2_bits", 13, 0),
+        ("backward_bfloat16_relu_of2_bits_summed", 72, 0),
+        ("forward_bfloat16_relu_of3_bits", 72, 0),
+        ("backward_float32_relu_of3_bits", 13, 0),
         ("backward_bfloat16_relu_pooled_3x3_2x2", 24, 0),
         ("forward_bfloat16_silu_after_total", 72, 0),
         ("forward_float32_silu_after_total", 13, 0),

@@ -80,7 +80,7 @@ class Case:
         symbol = f"{direction}_{self.mode}_{self.after.replace(' ', '_') or 'none'}"
         return NormCall(
             symbol, direction, DTYPES[self.mode], self.activation, self.residual,
-            running=direction == "forward", bits=self.residual, second=self.two,
+            running=direction == "forward", bits=self.residual, others=int(self.two),
             pooled=self.pooled, epsilon=EPSILON, momentum=MOMENTUM,
         )  # fmt: skip
 

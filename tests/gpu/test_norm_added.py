@@ -1,4 +1,4 @@
-"""Two normalizations that are added, on a GPU, over random shapes, against PyTorch in float64."""
+"""Two to four normalizations that are added, on a GPU, against PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ pytestmark = pytest.mark.gpu
 
 SHAPES = ((2, 3, 5, 64), (1, 1, 1, 8), (3, 7, 7, 13), (33, 28, 28, 256), (4, 9, 5, 260), (5, 4104))
 
+KINDS = (("relu", 1), ("relu6", 1), ("relu", 2), ("relu", 3))  # activation, further normalizations
 
-def call_of(direction: str, dtype: str, activation: str, summed: bool) -> NormCall:
+
+def call_of(direction: str, dtype: str, activation: str, summed: bool, others: int = 1) -> NormCall:
     forward = direction == "forward"
     return NormCall(
-        f"{direction}_{dtype}_{activation}{'_summed' * summed}", direction, dtype, activation,
-        residual=True, running=forward, bits=True, second=True, summed=summed,
+        f"{direction}_{dtype}_{activation}_{others}{'_summed' * summed}", direction, dtype,
+        activation, residual=True, running=forward, bits=True, others=others, summed=summed,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
     calls = [
-        call_of(direction, dtype, activation, summed)
+        call_of(direction, dtype, activation, summed, others)
         for direction, summed in (("forward", False), ("backward", False), ("backward", True))
         for dtype in FLOATS
-        for activation in ("relu", "relu6")
+        for activation, others in KINDS
     ]
-    return load(calls, tmp_path_factory.mktemp("two"))
+    return load(calls, tmp_path_factory.mktemp("added"))
 
 
 def operands(shape: tuple[int, ...], dtype: str, seed: int) -> dict[str, torch.Tensor]:
@@ -43,9 +45,9 @@ def operands(shape: tuple[int, ...], dtype: str, seed: int) -> dict[str, torch.T
         t = torch.randn(sizes, device="cuda", dtype=torch.float64, generator=generator)
         return (1.5 * t + 0.4).to(of)
 
-    found = {name: random(rows, *shape) for name in ("x", "x2", "dy", "dy2")}
-    names = ("gamma", "beta", "gamma2", "beta2", "running_mean", "running_var", "running_mean2",
-             "running_var2")  # fmt: skip
+    found = {name: random(rows, *shape) for name in ("x", "x2", "x3", "x4", "dy", "dy2")}
+    kinds = ("gamma", "beta", "running_mean", "running_var")
+    names = [f"{name}{end}" for end in ("", "2", "3", "4") for name in kinds]
     return found | {name: random(sums, shape[-1]) for name in names}
 
 
@@ -54,7 +56,7 @@ def results(given: dict[str, torch.Tensor], call: NormCall) -> dict[str, torch.T
     x, gamma = given["x"], given["gamma"]
     found = {}
     for name in call.results:
-        like = x if name in ("y", "dx", "dx2") else gamma
+        like = x if name.rstrip("234") in ("y", "dx") else gamma
         found[name] = torch.full_like(like, float("nan"))
     if "mask" in found:
         packs = -(-x.shape[-1] * x.element_size() // 16)
@@ -72,7 +74,11 @@ def run(functions: Any, given: dict[str, torch.Tensor], *calls: NormCall) -> dic
 
 
 def wanted(
-    given: dict[str, torch.Tensor], made: dict[str, torch.Tensor], activation: str, summed: bool
+    given: dict[str, torch.Tensor],
+    made: dict[str, torch.Tensor],
+    activation: str,
+    summed: bool,
+    others: int,
 ) -> dict[str, tuple[torch.Tensor, float]]:
     """In float64: each result, and how far from it the kernels may be."""
     dtype = str(given["x"].dtype).removeprefix("torch.")
@@ -87,7 +93,7 @@ def wanted(
     rows, sums = ROWS[dtype], SUMS[dtype]
     found: dict[str, tuple[torch.Tensor, float]] = {}
     size: Any = 0
-    for which in ("", "2"):
+    for which in ("", *(str(n + 2) for n in range(others))):
         x, gamma, beta = (wide[name + which] for name in ("x", "gamma", "beta"))
         mean, var = x.mean(0), x.var(0, unbiased=False)
         rstd = (var + 1e-5).rsqrt()
@@ -118,9 +124,12 @@ def wanted(
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("summed", [False, True])
-def test_in_the_place_of_an_operand_the_same_bits(functions: Any, dtype: str, summed: bool) -> None:
-    forward, back = (call_of(d, dtype, "relu", s) for d, s in (("forward", False),
-                                                               ("backward", summed)))  # fmt: skip
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_in_the_place_of_an_operand_the_same_bits(
+    functions: Any, dtype: str, summed: bool, others: int
+) -> None:
+    forward = call_of("forward", dtype, "relu", False, others)
+    back = call_of("backward", dtype, "relu", summed, others)
     for seed, shape in enumerate(SHAPES):
         given = operands(shape, dtype, seed)
         t = given | run(functions, given, forward, back)
@@ -129,12 +138,14 @@ def test_in_the_place_of_an_operand_the_same_bits(functions: Any, dtype: str, su
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("activation", ["relu", "relu6"])
+@pytest.mark.parametrize(("activation", "others"), KINDS)
 @pytest.mark.parametrize("summed", [False, True])
-def test_random_shapes(functions: Any, dtype: str, activation: str, summed: bool) -> None:
+def test_random_shapes(
+    functions: Any, dtype: str, activation: str, others: int, summed: bool
+) -> None:
     calls = (
-        call_of("forward", dtype, activation, False),
-        call_of("backward", dtype, activation, summed),
+        call_of("forward", dtype, activation, False, others),
+        call_of("backward", dtype, activation, summed, others),
     )
     wrong = []
     for seed, shape in enumerate(SHAPES):
@@ -144,7 +155,7 @@ def test_random_shapes(functions: Any, dtype: str, activation: str, summed: bool
         for name, value in made.items():
             if not torch.equal(value.view(torch.uint8), again[name].view(torch.uint8)):
                 wrong.append(f"{shape} {name}: two runs differ")
-        for name, (right, limit) in wanted(given, made, activation, summed).items():
+        for name, (right, limit) in wanted(given, made, activation, summed, others).items():
             got = made[name].double().reshape(right.shape)
             both = torch.isnan(got) & torch.isnan(right)
             error = float((got - right).masked_fill(both, 0).norm())
