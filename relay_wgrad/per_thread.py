@@ -1,4 +1,4 @@
-"""Lists of TVM's that each thread needs for itself."""
+"""What TVM keeps once for the process and each thread needs for itself."""
 
 from __future__ import annotations
 
@@ -29,3 +29,26 @@ class PerThread(threading.local):
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+class Tags(threading.local):
+    """In the place of `tvm.te.tag.TagScope`: the scope that the calling thread is in.
+
+    TVM has one for the process, whose methods name it by the module's variable: of two threads that
+    make kernels one fails ("nested tag is not allowed"), or its results have the other's tag.
+    """
+
+    _current: Any = None
+
+    def __init__(self, scope: type) -> None:
+        self._scope = scope
+
+    def __call__(self, tag: str) -> Any:
+        """A scope of TVM's."""
+        return self._scope(tag)
+
+    def get_current(self) -> Any:
+        """The scope, None outside of all."""
+        if self._current is not None:
+            self._current.accessed = True
+        return self._current

@@ -21,14 +21,16 @@ import tvm
 import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
+from tvm.te import tag as te_tag
 
 from . import opdef
 from .conditions import Conditions
 from .opdef import OpDef
 from .ops import ALL, FAMILY
-from .per_thread import PerThread
+from .per_thread import PerThread, Tags
 
 UPSTREAM_LEVEL = 10
+_TAG_SCOPE: Any = te_tag.TagScope
 LEVEL = 11
 SUPPORTED = ((0, 27), (0, 28))  # tested TVM: from, up to
 _OWNER = "relay_wgrad.owner"  # marks ops that are ours, whichever copy of this module made them
@@ -100,7 +102,7 @@ def register() -> None:
     The two new ops become `relax.op.nn.conv2d_backward_weight` and `…_data` (and so `R.nn.…` in
     TVMScript); conv2d and conv2d_transpose get our type relation, gradient and legalization; some
     ops that upstream cannot differentiate get a gradient.  `relax.BlockBuilder` can be used in
-    several threads while registered.
+    several threads while registered, and so can `te.compute`.
 
     Raises
     ------
@@ -118,7 +120,7 @@ def register() -> None:
         except BaseException:
             _remove_all()
             raise
-        relax.BlockBuilder._stack = PerThread()
+        relax.BlockBuilder._stack, te_tag.TagScope = PerThread(), Tags(_TAG_SCOPE)
         # Ctrl-C within a function of Python that TVM calls: TVM makes RuntimeError("") of it.
         tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
         _registered = True
@@ -133,7 +135,7 @@ def unregister() -> None:
     with _lock:
         if _registered:
             _remove_all()
-            relax.BlockBuilder._stack = []
+            relax.BlockBuilder._stack, te_tag.TagScope = [], _TAG_SCOPE
             _registered = False
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te, topi
 
 import relay_wgrad
 
@@ -40,9 +40,32 @@ def test_the_builder_that_began_first_ends_first() -> None:
     assert [type(found[i]) for i in range(2)] == [relax.Function] * 2, found
 
 
-def test_unregister_gives_the_stack_back(registered: None) -> None:
+@pytest.mark.usefixtures("registered")
+def test_the_tag_of_one_thread_is_no_other_ones() -> None:
+    """TVM's tag is the process's: a kernel made meanwhile had it, and a tagged one was refused."""
+    x, found = te.placeholder((2,), name="x"), list[Any]()
+
+    def other() -> None:
+        try:
+            found.extend(made.op.tag for made in (topi.exp(x), te.compute((2,), lambda i: x[i])))
+        except ValueError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=other)
+    with te.tag_scope("mine"):
+        thread.start()
+        thread.join(60)
+        mine = te.compute((2,), lambda i: x[i]).op.tag
+        with pytest.raises(ValueError, match="nested"):
+            topi.exp(x)
+    assert found == ["elemwise", ""]
+    assert mine == "mine"
+
+
+def test_unregister_gives_both_back(registered: None) -> None:
     relay_wgrad.unregister()
     assert relax.BlockBuilder._stack == []
+    assert isinstance(te.tag.TagScope, type)
     relay_wgrad.register()
     assert relax.BlockBuilder.current() is None
 
