@@ -11,6 +11,7 @@ from tvm.ir import IRModule
 
 from ..picking import Pick, picked
 from ..transform.raising.report import RaiseReport
+from ..uncopied import Uncopied
 from .graph import InputSpec
 from .weights import Array
 
@@ -25,7 +26,7 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GradientGraph:
+class GradientGraph(Uncopied, instead="pickle the others' graph, and import that again"):
     """Forward, backward or both: `module["main"]` takes `inputs` and then `drawn`, and returns a
     tuple of the results that are computed.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tvm.ir import IRModule
 
 from ..argument_types import checked_integer
 from ..transform.size_checks import without_check
+from ..uncopied import Uncopied
 from .sizes import Limits, Open, Size, at, is_open
 from .trainable import Choice, Patterns
 from .weights import Array, as_array
@@ -88,7 +90,9 @@ TRAINING_GRAPH = "a TrainingGraph, as of from_onnx or from_torch"
 
 
 @dataclass
-class TrainingGraph:
+class TrainingGraph(
+    Uncopied, instead="pickle what it is made of, a module or a file's name, and import that again"
+):
     """A network, its loss, and initial values.
 
     `module["main"]` takes `inputs` and then the parameters, in the order of `params`, and returns
@@ -115,6 +119,15 @@ class TrainingGraph:
     loss: Any = None  # its record, None for one of the model's own
     returned: Any = None  # PyTorch's tree of a result that is a tuple or the like of one tensor
     writes: tuple[str, ...] = ()  # inputs that the module itself changes in place
+
+    def __copy__(self) -> TrainingGraph:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainingGraph:
+        memo[id(self.module)] = self.module.clone()
+        return replace(
+            self, **{f.name: deepcopy(getattr(self, f.name), memo) for f in fields(self)}
+        )
 
     @property
     def batch(self) -> int:

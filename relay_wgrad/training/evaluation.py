@@ -18,6 +18,7 @@ from .. import threads
 from ..argument_types import check_type, checked_bool
 from ..frontend import TrainingGraph
 from ..frontend.loss_graph import loss_alone
+from ..uncopied import Uncopied
 from .compiled import Compiled, Progress, silent
 from .devices import compiled_here, place
 from .forward_backward import two_parts
@@ -37,7 +38,7 @@ class Evaluation(NamedTuple):
     samples: int
 
 
-class Evaluator:
+class Evaluator(Uncopied, instead="make another of its graph"):
     """A network's forward part, compiled.
 
     graph : imported with `bn="eval"`, and without dropout and random inputs; else it evaluates as

@@ -17,6 +17,7 @@ from tvm.target import Target
 from .. import threads
 from ..argument_types import checked_bool
 from ..frontend import TrainingGraph
+from ..uncopied import Uncopied
 from . import loss_scale as scales
 from .compiled import Compiled, Progress, silent
 from .devices import place
@@ -41,7 +42,9 @@ _ADVICE = (
 )
 
 
-class Trainer:
+class Trainer(
+    Uncopied, instead="make another of its graph; training.state saves and restores what it is at"
+):
     """Trains a `TrainingGraph` on the CPU or a GPU.
 
     Parameters
