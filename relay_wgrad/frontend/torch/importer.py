@@ -252,9 +252,11 @@ class _Import(Reader):
             raise ValueError(
                 f"{self.name}: an input of kind {kind} is not supported: {spec.target}"
             )
-        if spec.target in self.program.state_dict:
-            return self.program.state_dict[spec.target]
-        return self.program.constants[spec.target]
+        program, name = self.program, spec.target
+        held = program.state_dict[name] if name in program.state_dict else program.constants[name]
+        if held.is_meta:
+            raise ValueError(f"{self.name}: {name!r} has no values: its device is meta")
+        return held
 
     def _data(self, node: Any) -> relax.Var:
         value = node.meta.get("val")

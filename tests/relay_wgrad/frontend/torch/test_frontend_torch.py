@@ -309,6 +309,8 @@ REFUSED = {
     "dtype": (Layer(lambda x: x).bfloat16(), (IMAGE[0].bfloat16(),), {},
               "got bfloat16; half precision is Trainer's dtype"),
     "no parameters": (nn.ReLU(), IMAGE, {}, "no parameters: there is nothing to train"),
+    "no values": (Layer(lambda x: x).to("meta"), (IMAGE[0].to("meta"),), {"loss": "mse"},
+                  r"Layer: '.*' has no values: its device is meta"),
     "no images": (Layer(lambda x: x), (IMAGE[0][:0],), {"loss": "mse"},
                   r"argument 'x' has no elements: its shape is \[0, 2, 8, 8\]"),
     "a branch as an op": (Layer(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),

@@ -96,9 +96,12 @@ def node(target: str, text: str) -> Callable[[Any], None]:
 
 
 def symbolic(marker: Path) -> Callable[[Any], None]:
+    return sized(f"open({str(marker)!r}, 'w').write('') or 2")
+
+
+def sized(text: str) -> Callable[[Any], None]:
     def change(value: Any) -> None:
         tensor = value["graph_module"]["graph"]["tensor_values"]["relu"]
-        text = f"open({str(marker)!r}, 'w').write('') or 2"
         tensor["sizes"][0] = {"as_expr": {"expr_str": text, "hint": None}}
 
     return change
@@ -145,6 +148,13 @@ REFUSED: dict[str, Row] = {
         r"'torch.ops.aten.__class__.__name__' is none",
     ),
     "size": (lambda m, at: program(m, symbolic(at)), r"a size is symbolic \(\"open\("),
+    "size of calls": (
+        lambda m, at: program(m, sized("Mul(Integer(2), Symbol('s0').__class__)")),
+        r"a size is symbolic",
+    ),
+    "size of a name": (
+        lambda m, at: program(m, sized("Add(s0, os)")), r"a size is symbolic \('Add\(s0, os\)'\)",
+    ),
     "guard": (
         lambda m, at: program(m, lambda p: p.update(guards_code=[f"open({str(at)!r}, 'w')"])),
         r"it has conditions on its inputs",
@@ -220,3 +230,20 @@ def test_two_directories(members: Members, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="is not an exported program"):
             from_torch(path, loss="mse")
     assert not marker.exists()
+
+
+def test_an_open_batch(tmp_path: Path) -> None:
+    """Its sizes are symbols, and of joined images sums of them."""
+
+    class Joined(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(torch.cat([x.relu(), x])).mean()
+
+    axes = ({0: torch.export.Dim("images")},)
+    path = tmp_path / "open.pt2"
+    torch.export.save(
+        torch.export.export(Joined(3, 2), (torch.ones(4, 3),), dynamic_shapes=axes), path
+    )
+    graph = from_torch(path, loss="own")
+    assert graph.is_open
+    assert graph.of_batch(7).inputs[0].shape == (7, 3)
