@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -64,15 +65,24 @@ def integer(least: int) -> Callable[[str], int]:
 positive, seed = integer(1), integer(0)
 
 
-def rate(text: str) -> float:
-    """A positive number."""
+def _number(text: str, what: str, least: float) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+        value = math.nan
+    if not least <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}")
     return value
+
+
+def rate(text: str) -> float:
+    """A positive number."""
+    return _number(text, "a positive number", math.ulp(0.0))
+
+
+def part(text: str) -> float:
+    """A number from 0 on, of which 0 is none."""
+    return _number(text, "a number from 0 on", 0.0)
 
 
 def loss_scale(text: str) -> float | str:
@@ -108,7 +118,12 @@ def checkpoint(text: str) -> str | list[str] | None:
     """`none`, `auto`, or names."""
     if text in ("none", "auto"):
         return None if text == "none" else text
-    return [name for name in text.split(",") if name]
+    return _names(text)
+
+
+def _names(text: str) -> list[str]:
+    """What commas join, without the blanks around each."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def backends(text: str) -> tuple[str, ...]:
@@ -137,7 +152,7 @@ def choices(*names: str) -> Callable[[str], tuple[str, ...]]:
     """A type of arguments: some of the names, joined by commas."""
 
     def parse(text: str) -> tuple[str, ...]:
-        given = tuple(dict.fromkeys(name for name in text.split(",") if name))
+        given = tuple(dict.fromkeys(_names(text)))
         if not given or any(name not in names for name in given):
             raise argparse.ArgumentTypeError(f"must be some of {', '.join(names)}, got {text!r}")
         return given

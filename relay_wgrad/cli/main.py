@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -59,8 +60,11 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed by who called: nobody wants it
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed by who called: nobody wants it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # a locale without "→" is no reason to fail
     with _noted_interrupts() as interrupts:
         try:
             args = _parsed(argv)

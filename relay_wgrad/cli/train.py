@@ -22,7 +22,7 @@ from legalize import compare
 from .. import output, registry
 from ..cores import configure_threads, usable_cores
 from ..display import Display, print_whole, warn
-from ..frontend import to_onnx
+from ..frontend import TrainingGraph, to_onnx
 from ..inspection.partial_training import left_out
 from ..problem import ConvProblem
 from ..threads import run as run_kernel
@@ -91,14 +91,24 @@ def _run(args: argparse.Namespace) -> int:
         args.lr = args.lr or float(saved["lr"])
         args.started = int(saved["steps"])
         args.saved_update = state.update_in(args.resume, saved)
-        if args.trainable is None and args.freeze is None:
-            args.trainable = list(state.trained_in(args.resume, saved)) or None
     args.optimizer = args.optimizer or "sgd"
     args.weights = args.weights or "auto"
     figures, ok = train(args)
     if args.json:
         output.write_json(args.json, figures)
     return 0 if ok else 1
+
+
+def _graph_of(args: argparse.Namespace) -> TrainingGraph:
+    """The training graph, of what a state to go on from trained, unless options say otherwise."""
+    if not args.resume or args.trainable is not None or args.freeze is not None:
+        return arguments.graph_of(args)
+    args.trainable = list(state.trained_in(args.resume, state.header(args.resume))) or None
+    try:
+        return arguments.graph_of(args)
+    except ValueError as error:  # nobody has given --train
+        said = str(error).replace("--train ", f"{args.resume!r} trained ")
+        raise ValueError(said) from error
 
 
 def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
@@ -117,7 +127,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
                                "threads": threads}  # fmt: skip
     with report.progress:
         with report.part("importing"):
-            graph = arguments.graph_of(args)
+            graph = _graph_of(args)
             data = samples_of(args, args.data, graph) if args.data else None
             settle(args, data)
             figures["arguments"]["steps"] = args.steps

@@ -124,7 +124,7 @@ def _add_update(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "how parameters are updated (with --resume by default as they were)"
     )
-    group.add_argument("--weight-decay", type=arguments.rate, default=None, metavar="PART",
+    group.add_argument("--weight-decay", type=arguments.part, default=None, metavar="PART",
                        help="adds so much of a parameter to its gradient; of adamw the learning"
                             " rate's part of it is taken from the parameter")  # fmt: skip
     group.add_argument("--decay", choices=DECAYS, default=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -99,3 +100,26 @@ def test_optimizers_by_name() -> None:
 def test_backends_by_name() -> None:
     names = [backend.name for backend in GIVEN]
     assert arguments.backends(",".join(names)) == tuple(names)
+
+
+def test_a_locale_without_our_signs() -> None:
+    """The help has "…"; what can't be written is a question mark."""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "relay_wgrad", "train", "--help"]
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert b"{none,auto,A,B,?}" in done.stdout
+
+
+def test_ctrl_c_while_modules_load() -> None:
+    """Nothing of ours but `__main__` is there to say so."""
+    code = (
+        "import runpy, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *others):\n"
+        "        if name == 'relay_wgrad.cli.arguments':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "runpy.run_module('relay_wgrad', run_name='__main__', alter_sys=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"interrupted\n")

@@ -139,6 +139,15 @@ def test_another_optimizer_is_noticed_at_once(
     onnx.save(residual_net(blocks=0, size=6, channels=4), path)
     error = call("train", str(path), "--resume", str(state))[2]
     assert "its param.fc_w is float32[5, 8], but 'mine' has float32[5, 4]" in error
+    model = residual_net(blocks=0, size=6)
+    for node in model.graph.node:
+        node.input[:] = [name.replace("fc_w", "head") for name in node.input]
+    for weight in model.graph.initializer:
+        weight.name = weight.name.replace("fc_w", "head")
+    onnx.save(model, path)
+    error = call("train", str(path), "--resume", str(state))[2]
+    assert f"mine: {str(state)!r} trained " in error
+    assert "fc_w matches no parameter" in error
 
 
 @pytest.mark.longer("two trainings")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay_wgrad.cli import main
+from relay_wgrad.cli import arguments, main
 from relay_wgrad.cli.train_options import with_steps
 
 TRAIN = ["train", "squeezenet"]
@@ -16,6 +16,8 @@ REFUSED = [
     ([*TRAIN, "--schedule", "sawtooth"], "--schedule: 'sawtooth': expected"),
     ([*TRAIN, "--schedule", "cosine(steps=0)"], "--schedule: "),
     ([*TRAIN, "--train", " , "], "--train: must be patterns of parameters' names, got ' , '"),
+    ([*TRAIN, "--weight-decay", "-1"], "--weight-decay: must be a number from 0 on, got '-1'"),
+    ([*TRAIN, "--weight-decay", ""], "--weight-decay: must be a number from 0 on, got ''"),
     (["inspect", "squeezenet", "--device", "cuda"], "--device is for --measure"),
 ]
 
@@ -41,3 +43,15 @@ def test_refused(args: list[str], message: str, capsys: pytest.CaptureFixture[st
 )
 def test_a_schedule_ends_with_the_training(text: str, made: str) -> None:
     assert with_steps(text, 90) == made
+
+
+@pytest.mark.parametrize("text", ["0", "0.0", " 00 ", ".0", "0.25"])
+def test_no_decay_can_be_asked_for(text: str) -> None:
+    """`--resume` goes on with the saved one where none is given."""
+    assert arguments.part(text) == float(text)
+
+
+@pytest.mark.parametrize("text", ["cudnn,cutlass", "cudnn, cutlass", " cudnn , cutlass,"])
+def test_names_may_have_blanks_around_them(text: str) -> None:
+    assert arguments.backends(text) == ("cudnn", "cutlass")
+    assert arguments.checkpoint(text) == ["cudnn", "cutlass"]
