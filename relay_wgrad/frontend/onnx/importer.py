@@ -26,7 +26,7 @@ from ..weights import STATES, Array, Role, default_role, seeded
 from .file import NUMBERS
 from .model_source import load
 from .node import Node, initializer
-from .nodes import MOST_ELEMENTS, build, is_weight
+from .nodes import MOST_ELEMENTS, build, is_weight, nothing_makes
 from .walk import before_softmax, joined, needed, output_name
 
 OLDEST_OPSET = 9
@@ -254,6 +254,11 @@ def _inputs(
         if inner is not None:  # whose graphs take what is around them without naming it
             view = Node(inner, [], {})
             raise ValueError(f"ONNX op {inner.op_type:.80} ({view.label}) is not supported")
+        made = initializers.union(*(node.output for node in proto.graph.node), [""])
+        for node in nodes:
+            if lost := [operand for operand in node.input if operand not in made]:
+                label = Node(node, [], {}).label
+                raise ValueError(f"{label}: {nothing_makes(proto, lost[0])}")
         raise ValueError("the model has no data input: its output depends on constants alone")
     return specs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ MOST_ELEMENTS = 2**31 - 1  # of a tensor: 8 GiB in float32, and what follows is 
 _MEASURED = ("Shape", "ConstantOfShape")  # known on import, whatever their operands
 _MOST_AXES = 64  # of an array of NumPy's
 _SHORT = 64  # elements of an operand that may say a result's size
+_OP = re.compile(r'\bir\.Op\(.*?\bname="([\w.]+)".*?support_level=\d+\)')  # as TVM shows one
 _LONGEST = 1500  # characters of a reason
 
 
@@ -46,7 +48,7 @@ def build(
     try:
         missing = [o for o in node.input if o and o not in values]
         if missing:
-            raise ValueError(_nothing_makes(proto, missing[0]))
+            raise ValueError(nothing_makes(proto, missing[0]))
         if any(o is not None and not _constant(o) for o in operands):
             _check_supported(ctx, proto, view)  # what is wrong with it otherwise is of no use
         onnx_schema.check(view, ctx.options.opset)
@@ -75,7 +77,8 @@ def _wants_number(ctx: Context, view: Node, error: Exception) -> bool:
     return any(o.probes is not None for o in found) or any(is_open(shape_of(x)) for x in tensors)
 
 
-def _nothing_makes(proto: onnx.ModelProto, operand: str) -> str:
+def nothing_makes(proto: onnx.ModelProto, operand: str) -> str:
+    """What is told of a node that takes what is no result, input or weight."""
     for other in proto.graph.node:
         if operand in list(other.output)[1:]:
             at = list(other.output).index(operand)
@@ -91,7 +94,7 @@ class _UnsupportedError(ValueError):
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = _OP.sub(r"\1", " ".join(str(error).split()))
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     if text and isinstance(error, (ValueError, TypeError, RuntimeError)):
         return text

@@ -98,6 +98,11 @@ def test_refused_ops(capfd: pytest.CaptureFixture[str]) -> None:
     dilated = node("MaxPool", kernel_shape=[2, 2], dilations=[2, 2])
     refused("dilated pooling has no gradient", tiny([dilated], (1, 2, 5, 5)))
     refused("nothing makes its operand 'gone'", tiny([node("Add", "gone")], (1, 2)))
+    lost = tiny([node("Relu")], (1, 2))
+    lost.graph.node[0].input[0] = "gone"
+    refused("nothing makes its operand 'gone'", lost)
+    refused("Softmax node 'y': In relax.nn.softmax, the input axis 7 is out of range",
+            tiny([node("Softmax", axis=7)], (1, 2)))  # fmt: skip
     assert "Warning" not in "".join(capfd.readouterr())  # TVM's of a builder left open
 
 
