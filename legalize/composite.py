@@ -219,21 +219,14 @@ def _images_as_channels(
 # ---- dgrad ---------------------------------------------------------------------------------------
 
 
-def data_composite(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _data(bb: relax.BlockBuilder, p: ConvProblem, args: Sequence[Expr]) -> Expr:
     """The transposed convolution of one `relax.nn.conv2d_backward_data`.
 
     The size that strides leave open is its output_padding: H less what a transposed convolution
     makes of P, always in [0, stride) for the P that H makes.  Where that is no number, since sizes
-    are symbolic, the largest one is taken and the surplus cut off.
-
-    Raises
-    ------
-    ValueError : for an operand whose shape or dtype is unknown.
+    are symbolic, the largest one is taken and the surplus cut off.  Raises ValueError for an
+    operand whose shape or dtype is unknown.
     """
-    return _data(bb, problem_of(call), call.args)
-
-
-def _data(bb: relax.BlockBuilder, p: ConvProblem, args: Sequence[Expr]) -> Expr:
     (grad, weight), out_dtype = _operands(bb, p, args[:2])
     top, left, bottom, right = p.padding
     made_p, made_q = (as_size(v) for v in _pixels(grad))

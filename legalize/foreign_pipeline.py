@@ -12,18 +12,16 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.target import Target
 
 from relay_wgrad.pipeline.reduction_init import with_first_values
+from relay_wgrad.pipeline.targets import llvm_target
 
 
 def for_foreign_pipeline(rule: Callable[..., Any]) -> Callable[..., Any]:
     """The rule, with kernels that are right over nothing without more passes."""
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        target = Target.current(allow_none=True)
-        on_cpu = target is not None and str(target.kind.name) == "llvm"
-        return rule(_Builder(bb) if on_cpu else bb, call)
+        return rule(bb if llvm_target() is None else _Builder(bb), call)
 
     return legalize
 

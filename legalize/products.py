@@ -20,6 +20,7 @@ from relay_wgrad import keys
 from relay_wgrad.dtypes import HALVES
 from relay_wgrad.ir import OPAQUE
 from relay_wgrad.opdef import OpDef
+from relay_wgrad.pipeline.targets import llvm_target
 
 from .cpu.batched_products import batches
 from .half_reductions import WIDE, wide_rule
@@ -66,8 +67,7 @@ def _product(
 
 def _batch(call: relax.Call) -> tuple[int, ...]:
     """(m, n, k) of a batch of products that the kernel is for; else ()."""
-    target = Target.current(allow_none=True)
-    if target is None or str(target.kind.name) != "llvm":
+    if llvm_target() is None:
         return ()
     types = [x.ty for x in (*call.args, call)]
     if any(not isinstance(ty.shape, relax.ShapeExpr) or ty.ndim < 3 for ty in types):

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import tvm
 from tvm import relax, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.target import Target
 from tvm_ffi import structural_equal, structural_map
 
 from ..graph.walk import variables_of
 from ..ir import bytes_of
 from ..keys import SCHEDULED
 from .inlining import inlined
+from .targets import llvm_target
 from .together import Together, has_sum
 
 SMALL = 1 << 16  # bytes of a tensor that is not worth it
@@ -33,9 +33,7 @@ class PairedSums:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module with calls that have two sums."""
-        target = Target.current(allow_none=True)
-        is_cpu = target is not None and str(target.kind.name) == "llvm"
-        return _Paired(mod).module() if is_cpu else mod
+        return mod if llvm_target() is None else _Paired(mod).module()
 
 
 class _Paired(Together):

@@ -13,13 +13,13 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.target import Target
 
 from .. import keys
 from ..graph.rebuild import bound, rebuilt
 from ..problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ..registry import is_registered
 from ..transform.raise_product import raise_products
+from .targets import llvm_target
 
 # What is worth packing for: rows that share what is packed, and products in all.  With fewer rows
 # an operand is read about once in either form, but upstream converts a half type's for each term.
@@ -39,8 +39,7 @@ def cpu_products() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cpu_products")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        target = Target.current(allow_none=True)
-        if target is None or str(target.kind.name) != "llvm" or not is_registered():
+        if llvm_target() is None or not is_registered():
             return mod
         raised, entries = raise_products(mod, refusal, is_exchanged)
         names: dict[str, set[str]] = {}
