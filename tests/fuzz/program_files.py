@@ -36,8 +36,11 @@ class Evil:
 
 
 @functools.cache
-def _members() -> dict[str, bytes]:
-    """The same bytes in every process: without stack traces and identifiers."""
+def _members(is_open: bool) -> dict[str, bytes]:
+    """The same bytes in every process: without stack traces and identifiers.
+
+    is_open : whether the batch is, so that sizes are texts, which PyTorch evaluates.
+    """
     import torch
     from torch import nn
 
@@ -55,7 +58,9 @@ def _members() -> dict[str, bytes]:
 
     torch.manual_seed(0)
     buffer = io.BytesIO()
-    torch.export.save(torch.export.export(Net(), (torch.rand(2, 2, 5, 5),)), buffer)
+    axes = ({0: torch.export.Dim("images")},) if is_open else None
+    example = (torch.rand(2, 2, 5, 5),)
+    torch.export.save(torch.export.export(Net(), example, dynamic_shapes=axes), buffer)
     found = {}
     with zipfile.ZipFile(buffer) as content:
         for name in content.namelist():
@@ -98,7 +103,8 @@ def _deep(rng: mutate.Rng, value: Any, marker: str) -> Any:
         return [*value[:at], _deep(rng, value[at], marker), *value[at + 1 :]]
     code = f"open({marker!r}, 'w').write('') or 2"
     if isinstance(value, str) and rng.random() < 0.7:
-        return mutate.choice(rng, (*TEXTS, *mutate.TEXTS, code, "x", "p_conv_weight"))
+        within = value.replace("integer=True", f"integer={code}"), f"Mul(Integer(2), {code})"
+        return mutate.choice(rng, (*TEXTS, *mutate.TEXTS, code, *within, "x", "p_conv_weight"))
     if isinstance(value, int) and rng.random() < 0.8:
         return mutate.choice(rng, mutate.INTEGERS)
     if rng.random() < 0.2:
@@ -107,7 +113,7 @@ def _deep(rng: mutate.Rng, value: Any, marker: str) -> Any:
 
 
 def program(rng: mutate.Rng, folder: Path) -> Callable[[], None]:
-    members, marker = dict(_members()), "ran"  # in the working directory
+    members, marker = dict(_members(bool(rng.integers(2)))), "ran"  # in the working directory
     for _ in range(int(rng.integers(0, 3))):
         name = mutate.choice(rng, list(members))
         kind = int(rng.integers(8))
