@@ -18,6 +18,7 @@ from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.pipeline.made_sums import MadeSum, MadeSums, parts_of
 from tests.support.cuda_source import cuda_source, read_back
+from tests.support.fast import FAST
 from tests.support.made_sums import arrays, gradient, made, operands, wide
 from tests.support.partition_cases import module
 
@@ -59,7 +60,7 @@ def kernels(mod: tvm.IRModule) -> dict[str, Any]:
 def run(mod: tvm.IRModule, values: dict[str, np.ndarray]) -> list[np.ndarray]:
     """What a fused module computes on this CPU, its kernels without schedules of a device."""
     names = [str(p.name) for p in mod["main"].params]
-    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(tvm.compile(mod, target=FAST), tvm.cpu())
     found = vm["main"](*(tvm.runtime.tensor(values[name]) for name in names))
     return [np.asarray(t.numpy()) for t in found]
 
@@ -94,7 +95,7 @@ def test_the_numbers(shape: tuple[int, ...], axes: list[int], of_product: bool) 
     values = arrays(given)
     (call,) = calls(mod)
     built = schedule.mod["main"].with_attr("global_symbol", "main")
-    library = tvm.compile(tvm.IRModule({"main": built}), target="llvm")
+    library = tvm.compile(tvm.IRModule({"main": built}), target=FAST)
     kept = [1 if i in axes else n for i, n in enumerate(shape)]
     t = tvm.runtime.tensor(np.full(shape, np.nan, np.float16))
     u = tvm.runtime.tensor(np.full(kept, np.nan, np.float32))

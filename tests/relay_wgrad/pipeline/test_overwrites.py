@@ -148,6 +148,7 @@ def test_what_is_still_read_keeps_its_place(body: Any) -> None:
     assert not any(over(planned(function(body))))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_bits_of_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = network(seed, 24)

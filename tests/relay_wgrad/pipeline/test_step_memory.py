@@ -25,7 +25,7 @@ PASSES = ("Joined", "OneResult", "Unread", "Overwrites", "Order", "Again")
 
 
 def volume() -> tuple[Any, tuple[int, ...]]:
-    return VolumeUNet(instance=True, widths=(4, 8, 8)), (2, 1, 16, 16, 16)
+    return VolumeUNet(instance=True, widths=(4, 8)), (2, 1, 8, 8, 8)
 
 
 def residual() -> tuple[Any, tuple[int, ...]]:

@@ -53,6 +53,7 @@ def shapes_at_random(seed: int, count: int) -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_values(way: str, dtype: str) -> None:
