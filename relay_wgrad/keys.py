@@ -43,3 +43,5 @@ CHAIN = "relay_wgrad.chain"
 # A module: symbols of functions that take as long as their operands and results are read and
 # written once.
 MOVES = "relay_wgrad.moves"
+# A module: whether its float32 matrix products may round their operands to tf32.
+TF32 = "relay_wgrad.tf32"

@@ -16,6 +16,8 @@ from relay_wgrad.argument_types import checked_if_given
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
 from ..backends.base import Inputs, no_inputs
+from ..batched_products import BATCHED_PRODUCTS
+from ..batched_products.lower import lower_batched_products
 from ..cast_transpose import CAST_TRANSPOSES
 from ..cast_transpose.lower import lower_cast_transposes
 from ..codegen import direct as own
@@ -50,7 +52,9 @@ _PAIRS = (lower_standardized, lower_norms, lower_pools)
 # Casts take the weights' gradients, and what fills up filters, which would be joins; joins take the
 # sums that are left.
 _SINGLE = (lower_point_weights, lower_cast_transposes, lower_joins, lower_updates)
-FAMILIES = (CAST_TRANSPOSES, JOINS, NORMS, POINT_WEIGHTS, POOLS, STANDARDIZED, UPDATES)
+FAMILIES = (
+    BATCHED_PRODUCTS, CAST_TRANSPOSES, JOINS, NORMS, POINT_WEIGHTS, POOLS, STANDARDIZED, UPDATES,
+)  # fmt: skip
 
 
 class Library:
@@ -61,7 +65,8 @@ class Library:
 
     direct : what became of each call of an operator that there are kernels of our own for beside
         the convolutions': training batch normalization, max pooling, joins and cuts along channels,
-        weight gradients of one pixel, casts and updates of many tensors.
+        weight gradients of one pixel, casts and updates of many tensors; and of each matrix
+        product, which cuBLAS has kernels for.
     """
 
     def __init__(self, executable: Any, direct: tuple[DirectEntry, ...] = ()) -> None:
@@ -171,8 +176,9 @@ def build(
         max pooling go to kernels of our own, casts and transpositions of weights and of their
         gradients to one for all, and so updates of parameters and weight gradients of one pixel,
         which are taken from a library for it where they are many, and joins, cuts and sums along
-        the last axis to `joins`; they need nvcc.  None: if it is here.  Without, and where there is
-        none for a call, they are compiled as other operators.
+        the last axis to `joins`; they need nvcc.  And whether matrix products go to cuBLAS, which
+        needs its library.  None: what is here of the two.  Without, and where there is none for a
+        call, they are compiled as other operators.
 
     Raises
     ------
@@ -183,15 +189,20 @@ def build(
     chosen = _target(target)
     for backend in BACKENDS.values():
         register(backend)
-    ours = not own.missing(find()) if direct is None else direct
+    found = find()
+    ours = not own.missing(found) if direct is None else direct
+    by_cublas = found.cublas is not None if direct is None else direct
     mod = without_point_weights(mod) if ours else mod
     with chosen:  # for the code generators
         mod = relax.transform.RunCodegen()(mod)
     entries: list[DirectEntry] = []
-    for families, then in ((_PAIRS, cut), (_SINGLE, None)):
-        for lower in families if ours else ():
-            mod, found = lower(mod, arch_of(chosen) or _OLDEST)
-            entries += found
+    pairs, single = (_PAIRS, _SINGLE) if ours else ((), ())
+    # Products before joins, which would take what is between a tensor and its matrices.
+    single = (*((lower_batched_products,) if by_cublas else ()), *single)
+    for families, then in ((pairs, cut), (single, None)):
+        for lower in families:
+            mod, made = lower(mod, arch_of(chosen) or _OLDEST)
+            entries += made
         mod = mod if then is None else then(mod)
     chosen_pipeline = cuda_pipeline() if pipeline is None else pipeline
     with exact_kernels(), kept_kernels():

@@ -54,6 +54,17 @@ class Toolchain:
     nvcc: Path | None
     ffi_includes: tuple[Path, ...]
 
+    @property
+    def cublas(self) -> Path | None:
+        """cuBLAS's library of the same release as CUDA's runtime: beside it, or in the package of
+        its own that it has beside the runtime's (CUDA 12)."""
+        runtime = self.cuda.shared_library
+        if runtime is None:
+            return None
+        name = runtime.name.replace("cudart", "cublas")
+        places = (runtime.parent, runtime.parents[2] / "cublas" / "lib")
+        return next((place / name for place in places if (place / name).is_file()), None)
+
     def missing(self) -> str:
         """What is missing and how to get it, as one message; empty if nothing is."""
         lines = self.lacking(self.cudnn, self.cuda)
@@ -113,10 +124,14 @@ class Toolchain:
         name.  `-Xlinker` and not `-Wl,`: a comma in a path would split the latter.  TVM puts
         options before objects, where a linker that keeps what is needed so far drops a library.
         """
-        options = ["-Xlinker", "--no-as-needed"]
+        options, folders = ["-Xlinker", "--no-as-needed"], list[Path]()
         for library in (self.cudnn.shared_library, self.cuda.shared_library):
             if library is not None:
                 options += ["-Xlinker", "-rpath", "-Xlinker", str(library.parent), str(library)]
+                folders.append(library.parent)
+        # Opened by name where a module has products for it: it is large to load.
+        if self.cublas is not None and self.cublas.parent not in folders:
+            options += ["-Xlinker", "-rpath", "-Xlinker", str(self.cublas.parent)]
         return options
 
     @property

@@ -64,6 +64,10 @@ def _no_tail(call: Any) -> str:
     return ""
 
 
+def _no_body(*words: str) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Family:
     """Calls of a kind.
@@ -71,13 +75,14 @@ class Family:
     room : the package's folder; `<room>_call.h` of its templates is what host and kernels agree on,
         `<room>_host.h` the host's part, which ends in `call(row, args, count)` and `plans()`.
     what : in words, for comments and messages.
-    row : the C++ type of a row, which begins with words, the kernel and its name; a kernel's call
-        and type are named after it.
+    row : the C++ type of a row, which begins with words, and with the kernel and its name where
+        there is one; a kernel's call and type are named after it.
     check : whether there is a kernel for a call.
     words : what a kernel's name says of the calls that it serves.
     row_of : of a call the words that plans and messages call it, and the rest of its row.
     body_of : of a name's words and its tail the kernel's own texts, after `device_packs.h`, and the
-        function in them that it calls; None for a tail that no name has.
+        function in them that it calls; None for a tail that no name has.  Left out where calls are
+        host code alone, which a library's kernels serve: `<room>_call.h` is what it calls of that.
     tail_of : what a name says after the words.
     overwrites_of : of a call the results that may be written in the place of an operand, both as
         places among its arguments, the operands first (`relay_wgrad.pipeline.overwrites`).
@@ -90,10 +95,15 @@ class Family:
     check: Callable[[Any], Decision]
     words: Words
     row_of: Callable[[Any], tuple[str, str]]
-    body_of: Callable[..., tuple[Sequence[str], str] | None]
+    body_of: Callable[..., tuple[Sequence[str], str] | None] = _no_body
     tail_of: Callable[[Any], str] = _no_tail
     overwrites_of: Callable[[Any], Sequence[tuple[int, int]]] = _nothing
     moves: bool = False
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether calls are served by kernels of our own."""
+        return self.body_of is not _no_body
 
     @property
     def codegen(self) -> str:
@@ -157,7 +167,7 @@ class Family:
                 "(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny*) {\n"
                 f"  return call(kRows[{index}], args, count);\n}}"
             )
-        kernels = sorted({self.kernel_of(call) for call in calls})
+        kernels = sorted({self.kernel_of(call) for call in calls}) if self.has_kernels else []
         table = "\n".join(rows)
         return "\n".join([
             _HEAD.format(what=self.what),
@@ -179,7 +189,8 @@ class Family:
 
     def _row(self, call: Any) -> str:
         kernel, (words, rest) = self.kernel_of(call), self.row_of(call)
-        return f'    {{"{words}", {kernel}, "{kernel}",\n     {rest}}},'
+        served = f' {kernel}, "{kernel}",' if self.has_kernels else ""
+        return f'    {{"{words}",{served}\n     {rest}}},'
 
     def kernels_of(self, source: str) -> list[tuple[int, str]]:
         """(GPU, kernel) of all objects that a generated source needs; none for other sources."""

@@ -20,7 +20,7 @@ from ..table import backend_of
 from ..tuning.selection import Selection
 from .composite import Composites, composite_in, short_name
 from .offload import FunctionPartition, family_calls, repro_of
-from .products import entries_of, raised
+from .products import entries_of, raised, told
 
 TAKEN = "in a function that another pass has taken"
 
@@ -102,4 +102,4 @@ def partition_relax(
             out.update_func(gv, result)
     for var, func in composites.functions.items():
         out.update_func(var, func)
-    return out, entries_of(found, entries)
+    return told(out, options), entries_of(found, entries, out)

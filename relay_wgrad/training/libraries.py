@@ -10,7 +10,8 @@ from tvm import relax
 
 import byoc_cudnn
 from byoc_cudnn.backends.base import option_names
-from byoc_cudnn.report import PRODUCT
+from byoc_cudnn.building import toolchain
+from byoc_cudnn.report import BY_CUBLAS, PRODUCT
 from byoc_cudnn.table import BACKENDS
 from byoc_cudnn.tuning.missing_measurements import record_with
 from byoc_cudnn.tuning.versions import arch_of
@@ -43,11 +44,14 @@ def partitioned(
         mod, tuple(backends), options.strict, select=options.select, record=record, products=True,
         **given,
     )  # fmt: skip
-    if report.left:
-        reasons = "; ".join(f"{n}: {reason}" for reason, n in report.reasons().most_common())
+    reasons = report.reasons()
+    if toolchain.find().cublas is not None:
+        del reasons[BY_CUBLAS]
+    if reasons:
+        text = "; ".join(f"{n}: {reason}" for reason, n in reasons.most_common())
         notes.append(
-            f"{len(report.left)} of {report.total} convolutions and matrix products by generated"
-            f" kernels ({reasons})"
+            f"{reasons.total()} of {report.total} convolutions and matrix products by generated"
+            f" kernels ({text})"
         )
     symbols = library_symbols(out)
     gone = [entry for entry in report.entries if entry.problem or entry.op != PRODUCT]

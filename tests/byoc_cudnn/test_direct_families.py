@@ -18,7 +18,9 @@ from byoc_cudnn.codegen.direct import Family
 from byoc_cudnn.codegen.kernel_names import name_of, words_of
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.room)
+@pytest.mark.parametrize(
+    "family", [family for family in FAMILIES if family.has_kernels], ids=lambda family: family.room
+)
 def test_names_are_declared(family: Family) -> None:
     call = family.template(f"{family.room}_call.h")
     host = family.template(f"{family.room}_host.h")

@@ -32,6 +32,11 @@ DOES(cudaGetDeviceProperties, (char *to, int device), memset(to, 0, 1024); strcp
 DOES(cudaMemGetInfo, (size *left, size *total), *left = 1ul << 34; *total = 1ul << 35)
 DOES(cudaMalloc, (void **made, size n), if (posix_memalign(made, 256, n + 1)) return 2;
      memset(*made, 0, n))
+DOES(cudaMallocAsync, (void **made, size n, void *stream), if (posix_memalign(made, 256, n + 1))
+     return 2)
+DOES(cudaFreeAsync, (void *given, void *stream), free(given))
+DOES(cudaStreamIsCapturing, (void *stream, int *found), *found = 0)
+DOES(cudaThreadExchangeStreamCaptureMode, (int *mode), )
 DOES(cudaMallocHost, (void **made, size n), *made = calloc(1, n + 1))
 DOES(cudaHostAlloc, (void **made, size n, unsigned flags), *made = calloc(1, n + 1))
 DOES(cudaFree, (void *given), free(given))
