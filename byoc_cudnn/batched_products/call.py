@@ -22,11 +22,13 @@ class Matrices:
     turned : whether columns are side by side in memory, else rows.
     lead : from one row, or column, to the next.
     step : from one matrix to the next; 0 where all are one.
+    first : where the first begins.
     """
 
     lead: int
     step: int
     turned: bool = False
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def check(call: BatchedProductsCall) -> Decision:
         return no(f"b={call.b} m={call.m} n={call.n} k={call.k}: fewer than {LEAST} products")
     extents = ((call.m, call.k), (call.k, call.n), (call.m, call.n))
     for name, at, (rows, columns) in zip("abc", call.places, extents, strict=True):
-        if at.lead < (rows if at.turned else columns) or at.step < 0:
+        if at.lead < (rows if at.turned else columns) or min(at.step, at.first) < 0:
             return no(f"{name} {at}: its rows overlap")
     if call.places[2].step < 1 and call.b != 1:
         return no("c has one place for all")

@@ -7,7 +7,9 @@ from .call import WORDS, BatchedProductsCall, check
 
 
 def _row(call: BatchedProductsCall) -> tuple[str, str]:
-    places = ", ".join(f"{{{at.lead}, {at.step}, {int(at.turned)}}}" for at in call.places)
+    places = ", ".join(
+        f"{{{at.lead}, {at.step}, {at.first}, {int(at.turned)}}}" for at in call.places
+    )
     types = ", ".join(ELEMENTS[d][0] for d in (call.dtype, call.result))
     sizes = ", ".join(map(str, (call.b, call.m, call.n, call.k)))
     return call.problem, f"{types}, {int(call.tf32)}, {sizes}, {{{places}}}"

@@ -1,8 +1,9 @@
 """Which matrix products of a module go to cuBLAS, and how they are written then.
 
 Transpositions of operands and results are strides of the call where they leave the matrices evenly
-apart, and so are tensors that are repeated along a batch's axes.  What is between is not computed,
-unless something else needs it.  A float32 result of half operands that is only rounded is half.
+apart, and so are parts of a tensor, q, k and v of one, and those repeated along a batch's axes.
+What is between is not computed, unless something else needs it.  A float32 result of half operands
+that is only rounded is half.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from relay_wgrad import keys
 from relay_wgrad.dtypes import HALVES
@@ -32,6 +33,7 @@ from .strides import Axis, matrices, permuted, repeated, reshaped, whole
 # matrices, None where sizes are not known.
 _Result = tuple[relax.Var, list[relax.Var], "Matrices | None"]
 MATMUL, CAST, BROADCAST = "relax.matmul", "relax.astype", "relax.broadcast_to"
+SPLIT = "relax.split"
 
 
 def with_tf32(mod: tvm.IRModule, allowed: bool) -> tvm.IRModule:
@@ -168,38 +170,77 @@ def _operand(
 ) -> tuple[Matrices, Any] | None:
     """Where an operand's matrices are in a tensor of which it is a view, and that tensor: of those
     that have them evenly apart the one that was there first."""
-    found, steps, at = None, list[relax.Call](), arg
+    found, steps, at = None, list[_Step](), arg
     while True:
-        shape = sizes_of(at.ty)
-        axes = whole(shape) if shape is not None else None
+        sizes = sizes_of(at.ty)
+        axes, first = whole(sizes) if sizes is not None else None, 0
         for step in reversed(steps):
-            axes = axes and _viewed(axes, step)
+            first += step.first(axes) if axes else 0
+            axes = axes and step.axes(axes)
         if axes is not None:
             spread = repeated(axes, [*outer, *(size for size, _ in axes[-2:])])
-            places = matrices(spread)
+            places = matrices(spread, first)
             found = found if places is None else (places, at)
-        value = view.call(at, PERMUTE, BROADCAST, *RESHAPES)
-        source = None if value is None else view.resolved(value.args[0])
-        if source is None or source in gone or not _in_scope(view, source, user):
+        made = _step(view, at)
+        if made is None or made[1] in gone or not _in_scope(view, made[1], user):
             return found
-        steps.append(value)
-        at = source
+        steps.append(made[0])
+        at = made[1]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What makes a view of a tensor: a call, and of a cut which part of its axis."""
+
+    call: relax.Call
+    sizes: list[Any]
+    part: int | None = None
+
+    @property
+    def _axis(self) -> int:
+        return int(self.call.attrs.axis) % len(self.sizes)
+
+    def first(self, axes: Sequence[Axis]) -> int:
+        """Where the view begins, in elements; `axes` are the tensor's."""
+        axis = None if self.part is None else self._axis
+        return 0 if axis is None else (self.part or 0) * self.sizes[axis] * axes[axis][1]
+
+    def axes(self, axes: Sequence[Axis]) -> list[Axis] | None:
+        """What it makes of a tensor's axes."""
+        if self.part is not None:
+            cut = (self.sizes[self._axis], axes[self._axis][1])
+            return [*axes[: self._axis], cut, *axes[self._axis + 1 :]]
+        if op_name(self.call) == PERMUTE:
+            return permuted(axes, permute_axes(self.call))
+        same = repeated if op_name(self.call) == BROADCAST else reshaped
+        return same(axes, self.sizes)
+
+
+def _step(view: Graph, var: Any) -> tuple[_Step, Any] | None:
+    """The step that makes a variable, and of what; None where it is no view."""
+    sizes = sizes_of(var.ty)
+    call, part = view.call(var, PERMUTE, BROADCAST, *RESHAPES), None
+    value: Any = view.value.get(var) if isinstance(var, relax.Var) else None
+    if isinstance(value, relax.TupleGetItem):
+        call, part = view.call(view.resolved(value.tuple_value), SPLIT), int(value.index)
+        # Of parts that differ in size the first ones would have to be added up.
+        if call is None or not isinstance(call.attrs.indices_or_sections, (int, tirx.IntImm)):
+            return None
+        whole_axis = sizes_of(call.args[0].ty)
+        axis = int(call.attrs.axis)
+        if sizes is None or whole_axis is None or not isinstance(sizes[axis], int):
+            return None
+        if sizes[axis] * int(call.attrs.indices_or_sections) != whole_axis[axis]:
+            return None
+    if call is None or sizes is None:
+        return None
+    return _Step(call, sizes, part), view.resolved(call.args[0])
 
 
 def _in_scope(view: Graph, expr: Any, user: relax.Var) -> bool:
     """Whether a variable may be used where another is bound."""
     known = isinstance(expr, relax.Var) and sizes_of(expr.ty) is not None
     return known and (expr in view.params or view.block.get(expr) == view.block[user])
-
-
-def _viewed(axes: Sequence[Axis], step: relax.Call) -> list[Axis] | None:
-    """What a call makes of a tensor's axes."""
-    if op_name(step) == PERMUTE:
-        return permuted(axes, permute_axes(step))
-    sizes = sizes_of(step.ty)
-    if sizes is None:
-        return None
-    return repeated(axes, sizes) if op_name(step) == BROADCAST else reshaped(axes, sizes)
 
 
 def _result(view: Graph, var: relax.Var, call: relax.Call) -> _Result:

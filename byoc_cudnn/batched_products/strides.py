@@ -70,15 +70,18 @@ def _merged(axes: Sequence[Axis]) -> list[Axis]:
     return found
 
 
-def matrices(axes: Sequence[Axis]) -> Matrices | None:
-    """The matrices of the last two axes; None where no lead and step say where they are."""
+def matrices(axes: Sequence[Axis], first: int = 0) -> Matrices | None:
+    """The matrices of the last two axes; None where no lead and step say where they are.
+
+    first : where the view begins.
+    """
     *outer, (rows, down), (columns, across) = axes
     steps = _merged(outer)
     if len(steps) > 1:
         return None
     step = steps[0][1] if steps else 0
     if across == 1 and down >= columns:
-        return Matrices(down, step)
+        return Matrices(down, step, first=first)
     if down == 1 and across >= rows:
-        return Matrices(across, step, turned=True)
+        return Matrices(across, step, turned=True, first=first)
     return None

@@ -82,8 +82,7 @@ def test_random_products(dtype: str, first: int) -> None:
             vm = library.virtual_machine()
         arrays = case.operands()
         got, again = (vm["main"](*on_gpu(arrays)).numpy() for _ in range(2))
-        limit = LIMITS["float32" if case.wide and not case.rounded else dtype]
-        assert apart(got, case.wanted(arrays)) < limit, seed
+        assert apart(got, case.wanted(arrays)) < case.limit, seed
         assert got.tobytes() == again.tobytes(), seed
         tried += 1
     assert tried > 6

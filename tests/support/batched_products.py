@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ LIMITS = {"float16": 6e-4, "bfloat16": 5e-3, "float32": 2e-6, "float64": 1e-14}
 def _matrices(flat: np.ndarray, at: Matrices, count: int, rows: int, columns: int) -> np.ndarray:
     steps = (at.step, 1, at.lead) if at.turned else (at.step, at.lead, 1)
     lies = [n * flat.itemsize for n in steps]
-    return as_strided(flat, (count, rows, columns), lies)
+    return as_strided(flat[at.first :], (count, rows, columns), lies)
 
 
 def computed(call: BatchedProductsCall, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
@@ -46,87 +46,105 @@ def packed(call: BatchedProductsCall) -> Any:
     return run
 
 
-@dataclass
+_PARTS = 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """An operand's sizes, and what it is made of: a tensor whose first two axes are one if
+    `merged`, of which along axis `cut` the part of that number is taken, permuted by `order`."""
+
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+    merged: bool
+    cut: int | None
+    part: int
+
+    @property
+    def before(self) -> list[int]:
+        """The sizes before the permutation."""
+        return [self.sizes[self.order.index(axis)] for axis in range(len(self.sizes))]
+
+    @property
+    def whole(self) -> list[int]:
+        """And before the cut."""
+        return [n * _PARTS if i == self.cut else n for i, n in enumerate(self.before)]
+
+    @property
+    def given(self) -> list[int]:
+        """And before the reshape."""
+        first, second, *rest = self.whole
+        return [first * second, *rest] if self.merged else self.whole
+
+    def emit(self, bb: relax.BlockBuilder, x: Any) -> Any:
+        x = bb.emit(op.reshape(x, self.whole)) if self.merged else x
+        if self.cut is not None:
+            x = bb.emit(relax.TupleGetItem(bb.emit(op.split(x, _PARTS, self.cut)), self.part))
+        return bb.emit(op.permute_dims(x, list(self.order)))
+
+    def computed(self, array: np.ndarray) -> np.ndarray:
+        array = array.astype("float64").reshape(self.whole)
+        if self.cut is not None:
+            array = np.split(array, _PARTS, self.cut)[self.part]
+        return array.transpose(self.order)
+
+
 class Random:
     """A product of random sizes, of operands that are given as other tensors, and its result as
-    another: each by a permutation, an operand's batch merged or of one matrix for several."""
+    another by a permutation."""
 
-    seed: int
-    dtype: str = ""
-    text: str = ""
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng(self.seed)
-        self.dtype = self.dtype or str(rng.choice(FLOATS))
+    def __init__(self, seed: int, dtype: str = "") -> None:
+        rng = np.random.default_rng(seed)
+        self.seed, self.dtype = seed, dtype or str(rng.choice(FLOATS))
         self.wide = self.dtype in HALVES and bool(rng.integers(2))
         self.rounded = self.wide and bool(rng.integers(2))
         outer = [int(n) for n in rng.integers(1, 5, rng.integers(0, 4))]
-        self.m, self.n, self.k = (int(n) for n in rng.integers(2, 40, 3))
-        self.sides = [self._side(rng, outer, at) for at in ((self.m, self.k), (self.k, self.n))]
-        self.back = self._order(rng, len(outer) + 2)
-
-    def _side(self, rng: Any, outer: Sequence[int], last: tuple[int, int]) -> Any:
-        """Sizes as they are multiplied, the permutation that makes them, whether axes are merged
-        before."""
-        kept = outer if rng.integers(3) else outer[rng.integers(len(outer) + 1) :]
-        sizes = [1 if rng.integers(6) == 0 else n for n in kept] + list(last)
-        order = self._order(rng, len(sizes))
-        merged = len(sizes) > 3 and bool(rng.integers(3) == 0)
-        return sizes, order, merged
-
-    @staticmethod
-    def _order(rng: Any, rank: int) -> list[int]:
-        kind = int(rng.integers(3))
-        plain = list(range(rank))
-        if kind == 0:
-            return plain
-        return (
-            [*plain[:-2], rank - 1, rank - 2]
-            if kind == 1
-            else [int(n) for n in rng.permutation(rank)]
-        )
+        m, n, k = (int(n) for n in rng.integers(2, 40, 3))
+        self.sides = [_side(rng, outer, last) for last in ((m, k), (k, n))]
+        self.back = _order(rng, max(len(side.sizes) for side in self.sides))
 
     def module(self) -> tvm.IRModule:
         bb = relax.BlockBuilder()
-        given = []
-        for name, (sizes, order, merged) in zip("ab", self.sides, strict=True):
-            before = [0] * len(sizes)
-            for axis, source in enumerate(order):
-                before[source] = sizes[axis]
-            shape = [before[0] * before[1], *before[2:]] if merged else before
-            given.append((relax.Var(name, relax.TensorType(shape, self.dtype)), before))
-        with bb.function("main", [var for var, _ in given]):
+        given = [
+            relax.Var(name, relax.TensorType(side.given, self.dtype))
+            for name, side in zip("ab", self.sides, strict=True)
+        ]
+        with bb.function("main", given):
             with bb.dataflow():
-                made = []
-                for (var, before), (_, order, merged) in zip(given, self.sides, strict=True):
-                    whole = bb.emit(op.reshape(var, before)) if merged else var
-                    made.append(bb.emit(op.permute_dims(whole, order)))
+                made = [side.emit(bb, x) for side, x in zip(self.sides, given, strict=True)]
                 y = bb.emit(op.matmul(*made, out_dtype="float32" if self.wide else None))
                 y = bb.emit(op.astype(y, self.dtype)) if self.rounded else y
-                order = self.back if len(self.back) == y.ty.ndim else [*range(y.ty.ndim)]
-                out = bb.emit_output(op.permute_dims(y, order))
+                out = bb.emit_output(op.permute_dims(y, list(self.back)))
             bb.emit_func_output(out)
-        self.order = order
         return bb.get()
 
     def operands(self) -> list[np.ndarray]:
         rng, kind = np.random.default_rng(self.seed), numpy_dtype(self.dtype)
-        return [
-            rng.standard_normal([int(n) for n in p.ty.shape.values]).astype(kind)
-            for p in self.module()["main"].params
-        ]
+        return [rng.standard_normal(side.given).astype(kind) for side in self.sides]
 
     def wanted(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """In float64."""
-        self.module()
-        sides = []
-        for array, (sizes, order, _) in zip(arrays, self.sides, strict=True):
-            before = [0] * len(sizes)
-            for axis, source in enumerate(order):
-                before[source] = sizes[axis]
-            sides.append(array.astype("float64").reshape(before).transpose(order))
-        return (sides[0] @ sides[1]).transpose(self.order)
+        a, b = (side.computed(array) for side, array in zip(self.sides, arrays, strict=True))
+        return (a @ b).transpose(self.back)
+
+    @property
+    def limit(self) -> float:
+        return LIMITS["float32" if self.wide and not self.rounded else self.dtype]
+
+
+def _side(rng: Any, outer: Sequence[int], last: tuple[int, int]) -> Side:
+    kept = outer if rng.integers(3) else outer[rng.integers(len(outer) + 1) :]
+    sizes = (*(1 if rng.integers(6) == 0 else n for n in kept), *last)
+    cut = int(rng.integers(len(sizes))) if rng.integers(3) == 0 else None
+    merged = len(sizes) > 3 and bool(rng.integers(3) == 0)
+    return Side(sizes, _order(rng, len(sizes)), merged, cut, int(rng.integers(_PARTS)))
+
+
+def _order(rng: Any, rank: int) -> tuple[int, ...]:
+    """None, the last two axes exchanged, or any."""
+    *outer, rows, columns = plain = range(rank)
+    anyhow = tuple(int(n) for n in rng.permutation(rank))
+    return (tuple(plain), (*outer, columns, rows), anyhow)[int(rng.integers(3))]
 
 
 def apart(got: np.ndarray, wanted: np.ndarray) -> float:

@@ -4,13 +4,13 @@ namespace {
 
 // Where a tensor's matrices are, in elements.
 struct Matrices {
-  int64_t lead, step;
+  int64_t lead, step, first;
   bool turned;
 
-  // How many elements there are from the first to the last.
+  // How many elements the tensor has up to their last.
   int64_t extent(int64_t count, int64_t rows, int64_t columns) const {
     const int64_t lines = turned ? columns : rows, within = turned ? rows : columns;
-    return (count - 1) * step + (lines - 1) * lead + within;
+    return first + (count - 1) * step + (lines - 1) * lead + within;
   }
 };
 
@@ -141,14 +141,14 @@ inline void multiply(const BatchedProducts& row, CublasHandle handle, const char
   constexpr int64_t kMost = 65535;  // of a launch: a grid's last axis
   for (int64_t at = 0; at < count; at += kMost) {
     const int64_t some = std::min(kMost, count - at);
-    const char* const from_a = a + at * of_a.step * bytes_of(row.element);
-    const char* const from_b = b + at * of_b.step * bytes_of(row.element);
+    const char* const from_a = a + (of_a.first + at * of_a.step) * bytes_of(row.element);
+    const char* const from_b = b + (of_b.first + at * of_b.step) * bytes_of(row.element);
     check_cublas(
         cublas().gemm(handle, operation(first), operation(second), rows, columns,
                       static_cast<int>(row.k), alpha, swapped ? from_b : from_a, type,
                       static_cast<int>(first.lead), first.step, swapped ? from_a : from_b, type,
                       static_cast<int>(second.lead), second.step, beta,
-                      c + at * of_c.step * bytes_of(row.result), result,
+                      c + (of_c.first + at * of_c.step) * bytes_of(row.result), result,
                       static_cast<int>(of_c.lead), of_c.step, static_cast<int>(some), compute,
                       kDefaultAlgorithm),
         "cublasGemmStridedBatchedEx");
