@@ -20,7 +20,7 @@ from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.training.capture import Captured
 from relay_wgrad.training.cuda_tools import cuda_compiler, cuda_runtime
 from relay_wgrad.training.step import ADJOINT, converted, step_module
-from tests.support.batched_products import LIMITS, Attention, Random, apart
+from tests.support.batched_products import LIMITS, Attention, alone, apart
 from tests.support.gpu.runner import choose_compiler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("registered")]
@@ -69,23 +69,20 @@ def on_gpu(arrays: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("first", [0, 25, 50, 75])
-def test_random_products(dtype: str, first: int) -> None:
-    """Odd sizes, transpositions, batches of some axes, one matrix for several."""
-    tried = 0
-    for seed in range(first, first + 25):
-        case = Random(seed, dtype)
-        library = byoc_cudnn.build(case.module())
-        if not all(e.symbol for e in library.direct if e.op == "matmul"):
-            continue
-        with cuda_compiler():
-            vm = library.virtual_machine()
+def test_random_products(dtype: str) -> None:
+    """Odd sizes, transpositions, batches of axes, parts, one matrix for several; those that are
+    nothing but a call, as functions of one module."""
+    cases = alone(range(120), dtype)
+    assert len(cases) > 30
+    functions = {
+        name: case.module()["main"].with_attr("global_symbol", name) for name, case in cases.items()
+    }
+    _, vm = machine(tvm.IRModule(functions))
+    for name, case in cases.items():
         arrays = case.operands()
-        got, again = (vm["main"](*on_gpu(arrays)).numpy() for _ in range(2))
-        assert apart(got, case.wanted(arrays)) < case.limit, seed
-        assert got.tobytes() == again.tobytes(), seed
-        tried += 1
-    assert tried > 6
+        got, again = (vm[name](*on_gpu(arrays)).numpy() for _ in range(2))
+        assert apart(got, case.wanted(arrays)) < case.limit, name
+        assert got.tobytes() == again.tobytes(), name
 
 
 # Of attention in networks, and what has few results of long sums, many matrices, and odd rows.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,10 @@ from torch import nn
 from tvm import relax
 
 from byoc_cudnn.batched_products import BatchedProductsCall, Matrices
+from byoc_cudnn.batched_products.lower import lower_batched_products
 from relay_wgrad.dtypes import FLOATS, HALVES, numpy_dtype
+from relay_wgrad.graph.walk import bindings_of
+from relay_wgrad.ir import op_name
 
 op = relax.op
 LIMITS = {"float16": 6e-4, "bfloat16": 5e-3, "float32": 2e-6, "float64": 1e-14}
@@ -145,6 +148,17 @@ def _order(rng: Any, rank: int) -> tuple[int, ...]:
     *outer, rows, columns = plain = range(rank)
     anyhow = tuple(int(n) for n in rng.permutation(rank))
     return (tuple(plain), (*outer, columns, rows), anyhow)[int(rng.integers(3))]
+
+
+def alone(seeds: Iterable[int], dtype: str = "") -> dict[str, Random]:
+    """Those random products, by names of functions, that become a call and nothing else."""
+    found = {}
+    for seed in seeds:
+        case = Random(seed, dtype)
+        made, _ = lower_batched_products(case.module(), 90)
+        if {op_name(b.value) for b in bindings_of(made["main"])} == {"relax.call_dps_packed"}:
+            found[f"of_{seed}"] = case
+    return found
 
 
 def apart(got: np.ndarray, wanted: np.ndarray) -> float:

@@ -123,21 +123,14 @@ def _errors(first: int, count: int) -> list[Any]:
 
     import byoc_cudnn
     import relay_wgrad
-    from byoc_cudnn.batched_products.lower import lower_batched_products
-    from relay_wgrad.graph.walk import bindings_of
-    from relay_wgrad.ir import op_name
-    from tests.support.batched_products import Random, apart
+    from tests.support.batched_products import alone, apart
 
     relay_wgrad.register()
-    cases, functions = {}, {}
-    for seed in range(first, first + count):
-        case = Random(seed)
-        alone, _ = lower_batched_products(case.module(), 90)
-        # A kernel of TVM's would do nothing here.
-        if {op_name(b.value) for b in bindings_of(alone["main"])} == {"relax.call_dps_packed"}:
-            name = f"of_{seed}"
-            cases[name] = case
-            functions[name] = case.module()["main"].with_attr("global_symbol", name)
+    # Of others a part is a kernel of TVM's, which would do nothing here.
+    cases = alone(range(first, first + count))
+    functions = {
+        name: case.module()["main"].with_attr("global_symbol", name) for name, case in cases.items()
+    }
     library = byoc_cudnn.build(tvm.IRModule(functions), TARGET, direct=True)
     vm, found = library.virtual_machine(tvm.cuda(0)), list[Any]()
     for name, case in cases.items():
