@@ -190,11 +190,11 @@ def _operand(
 
 @dataclass(frozen=True)
 class _Step:
-    """What makes a view of a tensor: a call, and of a cut which part of its axis."""
+    """What makes a view of a tensor: a call, and of a cut where the part begins along its axis."""
 
     call: relax.Call
     sizes: list[Any]
-    part: int | None = None
+    begin: int | None = None
 
     @property
     def _axis(self) -> int:
@@ -202,12 +202,11 @@ class _Step:
 
     def first(self, axes: Sequence[Axis]) -> int:
         """Where the view begins, in elements; `axes` are the tensor's."""
-        axis = None if self.part is None else self._axis
-        return 0 if axis is None else (self.part or 0) * self.sizes[axis] * axes[axis][1]
+        return self.begin * axes[self._axis][1] if self.begin else 0
 
     def axes(self, axes: Sequence[Axis]) -> list[Axis] | None:
         """What it makes of a tensor's axes."""
-        if self.part is not None:
+        if self.begin is not None:
             cut = (self.sizes[self._axis], axes[self._axis][1])
             return [*axes[: self._axis], cut, *axes[self._axis + 1 :]]
         if op_name(self.call) == PERMUTE:
@@ -218,23 +217,27 @@ class _Step:
 
 def _step(view: Graph, var: Any) -> tuple[_Step, Any] | None:
     """The step that makes a variable, and of what; None where it is no view."""
-    sizes = sizes_of(var.ty)
-    call, part = view.call(var, PERMUTE, BROADCAST, *RESHAPES), None
+    sizes, begin = sizes_of(var.ty), None
+    call = view.call(var, PERMUTE, BROADCAST, *RESHAPES)
     value: Any = view.value.get(var) if isinstance(var, relax.Var) else None
     if isinstance(value, relax.TupleGetItem):
-        call, part = view.call(view.resolved(value.tuple_value), SPLIT), int(value.index)
-        # Of parts that differ in size the first ones would have to be added up.
-        if call is None or not isinstance(call.attrs.indices_or_sections, (int, tirx.IntImm)):
-            return None
-        whole_axis = sizes_of(call.args[0].ty)
-        axis = int(call.attrs.axis)
-        if sizes is None or whole_axis is None or not isinstance(sizes[axis], int):
-            return None
-        if sizes[axis] * int(call.attrs.indices_or_sections) != whole_axis[axis]:
-            return None
+        call = view.call(view.resolved(value.tuple_value), SPLIT)
+        begin = None if call is None else _begin(call, int(value.index))
+        call = None if begin is None else call
     if call is None or sizes is None:
         return None
-    return _Step(call, sizes, part), view.resolved(call.args[0])
+    return _Step(call, sizes, begin), view.resolved(call.args[0])
+
+
+def _begin(call: relax.Call, part: int) -> int | None:
+    """Where a part of a cut begins along its axis; None where that is not known."""
+    ends, before = call.attrs.indices_or_sections, list[Any]()
+    if not isinstance(ends, (int, tirx.IntImm)):
+        return int(ends[part - 1]) if part else 0
+    for ty in list(call.ty.fields)[:part]:
+        sizes = sizes_of(ty)
+        before.append(None if sizes is None else sizes[int(call.attrs.axis)])
+    return sum(before) if all(isinstance(size, int) for size in before) else None
 
 
 def _in_scope(view: Graph, expr: Any, user: relax.Var) -> bool:

@@ -196,10 +196,9 @@ def build(
     with chosen:  # for the code generators
         mod = relax.transform.RunCodegen()(mod)
     entries: list[DirectEntry] = []
-    pairs, single = (_PAIRS, _SINGLE) if ours else ((), ())
     # Products before joins, which would take what is between a tensor and its matrices.
-    single = (*((lower_batched_products,) if by_cublas else ()), *single)
-    for families, then in ((pairs, cut), (single, None)):
+    single = ((lower_batched_products,) if by_cublas else ()) + (_SINGLE if ours else ())
+    for families, then in ((_PAIRS if ours else (), cut), (single, None)):
         for lower in families:
             mod, made = lower(mod, arch_of(chosen) or _OLDEST)
             entries += made

@@ -137,7 +137,7 @@ def test_a_product_reads_what_another_writes() -> None:
 
 
 def test_parts_of_a_tensor_are_read_in_it() -> None:
-    """q, k and v of one; where parts differ in size they are cut."""
+    """q, k and v of one, however the cuts are said; of parts that differ in size too."""
 
     def body(sections: Any) -> Body:
         def made(bb: Any, x: Any) -> Any:
@@ -147,12 +147,20 @@ def test_parts_of_a_tensor_are_read_in_it() -> None:
 
         return made
 
-    mod, _ = lower_batched_products(module(body(3), (2, 20, 3, 4, 8)), 90)
-    assert names_of(mod) == ["relax.permute_dims", "relax.call_dps_packed"]
-    (call,) = calls_of(module(body(3), (2, 20, 3, 4, 8)))
-    assert [at.first for at in call.places] == [1280, 2560, 0]
-    mod, _ = lower_batched_products(module(body([1, 2]), (2, 20, 3, 4, 8)), 90)
-    assert names_of(mod).count("relax.split") == 1
+    for sections in (3, [1, 2]):
+        mod, _ = lower_batched_products(module(body(sections), (2, 20, 3, 4, 8)), 90)
+        assert names_of(mod) == ["relax.permute_dims", "relax.call_dps_packed"]
+        (call,) = calls_of(module(body(sections), (2, 20, 3, 4, 8)))
+        assert [at.first for at in call.places] == [1280, 2560, 0]
+
+    def rest(bb: Any, x: Any) -> Any:
+        cut = bb.emit(op.split(x, [20, 30], 1))
+        a, b = (bb.emit(relax.TupleGetItem(cut, i)) for i in (0, 2))
+        return op.matmul(a, bb.emit(op.permute_dims(b, [0, 2, 1])))
+
+    (call,) = calls_of(module(rest, (3, 55, 8)))
+    assert call.problem == "matmul b=3 m=20 n=25 k=8 turned=b shared=- dtype=f16/f16/f16"
+    assert call.places[1] == Matrices(8, 440, True, first=240)
 
 
 def test_one_matrix_for_all() -> None:
