@@ -120,11 +120,14 @@ def test_sizes_of_networks(name: str, dtype: str) -> None:
         for name, t in zip("ab", operands, strict=True)
     )
     wanted = x @ y
+    terms = x.shape[-1]
     error = float((got.double() - wanted).norm() / wanted.norm())
-    rounding = LIMITS[str(got.dtype).removeprefix("torch.")]
+    # Of float32 sums each addition is rounded, on tensor cores towards zero.
+    rounding = max(LIMITS[str(got.dtype).removeprefix("torch.")], 3e-7 * terms**0.5)
     assert error < {"tf32": 1e-3, "float64": 1e-13}.get(dtype, rounding)
-    if dtype == "tf32" and torch.cuda.get_device_capability() >= (8, 0):
-        assert error > 1e-5  # tensor cores were used
+    # Tensor cores, where rows are whole packs of 16 bytes; else that is cuBLAS's choice.
+    if dtype == "tf32" and name == "long sums" and torch.cuda.get_device_capability() >= (8, 0):
+        assert error > 1e-5
     assert any("cublas" in line for line in library.plans())
 
 
@@ -169,7 +172,7 @@ def test_two_streams_at_once() -> None:
                     made = vm["main"](*given)
                     stream.synchronize()
                     got = torch.from_dlpack(made).double()
-                    assert float((got - wanted).norm() / wanted.norm()) < 2e-6
+                    assert float((got - wanted).norm() / wanted.norm()) < 3e-5  # 8192 terms
         except BaseException as error:
             failures.append(error)
 
