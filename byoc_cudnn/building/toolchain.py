@@ -62,7 +62,7 @@ class Toolchain:
         if runtime is None:
             return None
         name = runtime.name.replace("cudart", "cublas")
-        places = (runtime.parent, runtime.parents[2] / "cublas" / "lib")
+        places = (runtime.parent, (runtime.parent / "../../cublas/lib").resolve())
         return next((place / name for place in places if (place / name).is_file()), None)
 
     def missing(self) -> str:

@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from byoc_cudnn.building import toolchain
+from byoc_cudnn.building.components import Component
 from byoc_cudnn.building.toolchain import Toolchain, ToolchainError
 
 ROOT = Path(__file__).parents[3]
@@ -284,3 +286,24 @@ def test_env(tmp_path: Path) -> None:
     assert build["CUDA"]["library"] == (
         str(found.cuda.shared_library) if found.cuda.shared_library else None
     )
+
+
+@pytest.mark.parametrize(
+    ("runtime", "library"),
+    [
+        ("cu13/lib/libcudart.so.13", "cu13/lib/libcublas.so.13"),
+        ("cuda_runtime/lib/libcudart.so.12", "cublas/lib/libcublas.so.12"),
+        ("cuda_runtime/lib/libcudart.so.12", "cublas/lib/libcublas.so.13"),
+    ],
+)
+def test_cublas_is_that_of_the_runtime(runtime: str, library: str, tmp_path: Path) -> None:
+    found = toolchain.find({}, [], [])
+    assert found.cublas is None
+    for name in (runtime, library):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = replace(found, cuda=Component("CUDA", shared_library=tmp_path / runtime))
+    fits = runtime[-2:] == library[-2:]
+    assert found.cublas == (tmp_path / library if fits else None)
+    # Its folder is searched where it is another than the runtime's, which is linked.
+    assert (str((tmp_path / library).parent) in found.link_options) == fits
