@@ -1,5 +1,6 @@
-"""A normalization with the max pooling that follows, on a GPU: what both apart give, to the bit where
-they sum in the same order."""
+"""A normalization with the max pooling that follows, on a GPU: what both apart give.
+
+To the bit where they sum in the same order."""
 
 from __future__ import annotations
 
