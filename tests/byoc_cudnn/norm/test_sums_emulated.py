@@ -32,7 +32,10 @@ each_kernel = pytest.mark.parametrize(
     [(*kernel[:3], shape) for kernel in KERNELS for shape in kernel[3]],
     ids=str,
 )
-longer = pytest.mark.longer_cases("bfloat16", "float64", why="a compilation for each kernel")
+longer = pytest.mark.longer_cases(
+    "False-bfloat16", "True-bfloat16", "False-float64", "True-float64",
+    why="a compilation for each kernel",
+)  # fmt: skip
 both_ways = pytest.mark.parametrize("together", [False, True])
 
 
