@@ -33,7 +33,6 @@ from .inlining import inlined
 from .last_passes import with_arena
 from .reduction_init import first_values
 from .reshapes import with_reshapes
-from .shared_sizes import shared
 
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
 _WORTH, _INNER = 1 << 14, 32
@@ -112,10 +111,7 @@ def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
         infos = normalize_prim_func(sch)
         if not infos:
             return func
-        rest = inlined(sch, infos)
-        if (same := _of_any_size(func, sch, rest, cores)) is not None:
-            return same.with_attr(SCHEDULED, True)
-        for info in rest:
+        for info in inlined(sch, infos):
             kinds = info.dom_kind()
             if len(sch.get_loops(info.block_rv)) == len(kinds) and set(kinds) <= {"S", "R"}:
                 _Block(sch, info.block_rv, kinds, cores).schedule()
@@ -123,15 +119,6 @@ def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
     except (s_tir.ScheduleError, tvm.error.InternalError, AssertionError, ValueError):
         return func
     return sch.mod["main"].with_attr(SCHEDULED, True)
-
-
-def _of_any_size(func: tirx.PrimFunc, sch: Any, rest: list[Any], cores: int) -> Any:
-    """The kernel as others of other sizes are, if it is one element-wise block; else None."""
-    if len(rest) != 1 or set(rest[0].dom_kind()) - {"S"}:
-        return None
-    block = sch.get(rest[0].block_rv)
-    count = math.prod(_number(each.dom.extent) or 0 for each in block.iter_vars)
-    return shared(func, block, count >= _WORTH and cores > 1) if count else None
 
 
 def _check_regions(mod: tvm.IRModule) -> None:
