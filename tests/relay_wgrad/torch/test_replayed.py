@@ -406,7 +406,8 @@ def test_each_part_is_a_graph(
         loss = out.square().sum()
         loss.backward()
     *backward, forward = sorted(lane.launches for lane in lanes if lane.captures)
-    assert len(backward) == (3 if way is _pieces else 1)
+    # Of pieces one for each kernel that makes gradients: a linear layer's are made by one or two.
+    assert len(backward) in ((3, 4) if way is _pieces else (1,))
     assert forward == 16 - WARM
     for before, launches in enumerate(reversed(backward)):
         assert launches >= 16 - LATER - WARM * before - 2 * (MISSES + 1)
