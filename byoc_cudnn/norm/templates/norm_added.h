@@ -51,6 +51,20 @@ __device__ inline void each_column(const Plain& shape, Each each) {
   __syncthreads();
 }
 
+// Calls `rows_from(row, count)` for all rows of a thread, so many at a time, or one by one in a last chunk.
+template <bool backwards, bool whole, int kRows, typename RowsFrom>
+__device__ inline void each_rows(const Plain& shape, int row, RowsFrom rows_from) {
+  each_chunk<backwards, whole>(
+      shape, row,
+      [&](int64_t first) {
+#pragma unroll 1
+        for (int part = 0; part < kUnroll; part += kRows) {
+          rows_from(first + int64_t{part} * shape.height(), std::integral_constant<int, kRows>());
+        }
+      },
+      [&](int64_t one) { rows_from(one, std::integral_constant<int, 1>()); });
+}
+
 template <typename T, int V, int N, bool whole, Activation act>
 __global__ void __launch_bounds__(kThreads, kResident)
     normalized_added(Sides<T, N> sides, T* y, uint8_t* __restrict__ mask, Sum<T> alpha, Plain shape) {
@@ -108,16 +122,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
       mask[to * shape.packs + at.pack] = passing<act>(out);
     }
   };
-  each_chunk<true, whole>(
-      shape, at.row,
-      [&](int64_t first) {
-        constexpr int kRows = N == 2 ? 4 : 2;
-#pragma unroll 1
-        for (int part = 0; part < kUnroll; part += kRows) {
-          rows_from(first + int64_t{part} * shape.height(), std::integral_constant<int, kRows>());
-        }
-      },
-      [&](int64_t row) { rows_from(row, std::integral_constant<int, 1>()); });
+  each_rows<true, whole, (N == 2 ? 4 : 2)>(shape, at.row, rows_from);
 }
 
 // The gradient behind the activation, of which those of all sides are made.
@@ -139,6 +144,27 @@ struct Behind {
   }
 };
 
+// Some rows of it, and of all sides.  `own`: a result may lie in the place of a side's x.
+template <bool own, bool whole, bool summed, typename T, int V, int N, int kRows>
+__device__ inline void read_rows(Behind<whole, summed, T, V> (&behind)[kRows], Pack<T, V> (&x)[N][kRows],
+                                 const T* dy, const T* dy2, const uint8_t* mask, const Sides<T, N>& sides,
+                                 int64_t row, const Plain& shape, const Place& at) {
+#pragma unroll
+  for (int u = 0; u < kRows; ++u) {
+    const int64_t from = row + int64_t{u} * shape.height();
+    behind[u].read(dy, dy2, mask, from, shape, at);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const T* const of = sides.of[n].x + from * shape.channels + at.channel;
+      if constexpr (own) {
+        load_own<whole>(x[n][u], of, at.left);
+      } else {
+        load<whole>(x[n][u], of, at.left);
+      }
+    }
+  }
+}
+
 // Sums of a channel: of the gradient, and of its products with each side's distance from the mean.
 template <typename T, int V, int N, bool whole, bool summed>
 __global__ void __launch_bounds__(kThreads, kResident)
@@ -159,15 +185,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     constexpr int kRows = decltype(count)::value;
     Behind<whole, summed, T, V> behind[kRows];
     Pack<T, V> x[N][kRows];
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      const int64_t from = row + int64_t{u} * shape.height();
-      behind[u].read(dy, dy2, mask, from, shape, at);
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        load<whole>(x[n][u], sides.of[n].x + from * shape.channels + at.channel, at.left);
-      }
-    }
+    read_rows<false>(behind, x, dy, dy2, mask, sides, row, shape, at);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       A mean[V];
@@ -183,17 +201,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
       }
     }
   };
-  if (at.left > 0) {
-    each_chunk<false, whole>(
-        shape, at.row,
-        [&](int64_t first) {
-#pragma unroll 1
-          for (int part = 0; part < kUnroll; part += kAtOnce<N>) {
-            rows_from(first + int64_t{part} * shape.height(), std::integral_constant<int, kAtOnce<N>>());
-          }
-        },
-        [&](int64_t row) { rows_from(row, std::integral_constant<int, 1>()); });
-  }
+  if (at.left > 0) each_rows<false, whole, kAtOnce<N>>(shape, at.row, rows_from);
   const int stride = shape.width * V;
 #pragma unroll
   for (int which = 0; which <= N; ++which) {
@@ -260,15 +268,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     constexpr int kRows = decltype(count)::value;
     Behind<whole, summed, T, V> behind[kRows];
     Pack<T, V> x[N][kRows];
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      const int64_t from = row + int64_t{u} * shape.height();
-      behind[u].read(dy, dy2, mask, from, shape, at);
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        load_own<whole>(x[n][u], sides.of[n].x + from * shape.channels + at.channel, at.left);
-      }
-    }
+    read_rows<true>(behind, x, dy, dy2, mask, sides, row, shape, at);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       A mean[V], scale[V], slope[V], level[V];
@@ -289,15 +289,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
       }
     }
   };
-  each_chunk<true, whole>(
-      shape, at.row,
-      [&](int64_t first) {
-#pragma unroll 1
-        for (int part = 0; part < kUnroll; part += kAtOnce<N>) {
-          rows_from(first + int64_t{part} * shape.height(), std::integral_constant<int, kAtOnce<N>>());
-        }
-      },
-      [&](int64_t row) { rows_from(row, std::integral_constant<int, 1>()); });
+  each_rows<true, whole, kAtOnce<N>>(shape, at.row, rows_from);
 }
 
 // The call of one of them alone.
