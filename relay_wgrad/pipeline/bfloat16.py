@@ -177,6 +177,20 @@ def _written_out(let: Any) -> Any:
     return _with(let.body, let.var, let.value)
 
 
+def _bound(node: Any) -> Any:
+    """A name's operands by their bits: TVM's lowering of bfloat16 leaves a conversion there as it
+    is, of a number whose type it has made uint16."""
+
+    def by_bits(cast: Any) -> Any:
+        if str(cast.ty.dtype) != WIDE or not _is_narrow(cast.value):
+            return cast
+        bits = tirx.Cast("uint32", tirx.reinterpret("uint16", cast.value))
+        return tirx.reinterpret(WIDE, tirx.shift_left(bits, _word(16)))
+
+    value = structural_map(node.value, [(tirx.Cast, by_bits)])
+    return node if value.same_as(node.value) else tirx.Bind(node.var, value)
+
+
 def _has_vectors(kernel: tirx.PrimFunc) -> bool:
     kinds: list[int] = []
     structural_walk(kernel.body, [(tirx.For, lambda loop: kinds.append(int(loop.kind)))])
@@ -195,7 +209,7 @@ def rounded(kernel: tirx.PrimFunc) -> Any:
     names: list[Any] | None = None if _has_vectors(kernel) else []
     stores = (tirx.BufferStore, partial(_stored, kernel.params, names))
     body = structural_map(kernel.body, [*_RULES, stores])
-    body = structural_map(body, [(tirx.Let, _written_out)])
+    body = structural_map(body, [(tirx.Let, _written_out), (tirx.Bind, _bound)])
     if not names:
         return body
     root = body.block

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -94,6 +95,28 @@ def test_the_numbers(shape: tuple[int, ...], axes: list[int], dtype: str) -> Non
     for each, terms in zip(got, (passing, passing * x), strict=True):
         apart = np.linalg.norm(each - terms.sum(tuple(axes)))
         assert apart <= limit * np.linalg.norm(np.abs(terms).sum(tuple(axes)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "shape", [SHAPE, (4, 31, 29, 24), (3, 7, 5, 1280), (4, 31, 29, 37)], ids=str
+)
+def test_of_halves(shape: tuple[int, ...], dtype: str) -> None:
+    """Which a mixed-precision step converts, and adds up in float32."""
+
+    def body(emit: Any, g: Any, x: Any) -> list[Any]:
+        wide = (emit(op.astype(each, "float32")) for each in (g, x))
+        return sums([0, 1, 2])(emit, *wide)  # type: ignore[no-any-return]
+
+    (name,) = calls(operands(shape, dtype), body)
+    assert name.endswith("_and_sum")
+    values = [x.astype(getattr(ml_dtypes, dtype, dtype)) for x in arrays(shape)]
+    got = computed(module(operands(shape, dtype), body), values)
+    g, x = (each.astype("float64") for each in values)
+    passing = np.where(x > 0.25, g, 0)
+    for each, terms in zip(got, (passing, passing * x), strict=True):
+        apart = np.linalg.norm(each - terms.sum((0, 1, 2)))
+        assert apart <= 1e-6 * np.linalg.norm(np.abs(terms).sum((0, 1, 2)))
 
 
 def test_the_number_of_cores_changes_no_bit() -> None:
