@@ -21,6 +21,9 @@ OPAQUE = 8
 FINISHED = {SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE}
 """A kernel that is complete: TVM neither schedules nor fuses it; its buffers do not overlap."""
 
+CHOICE = "prim.if_then_else"
+"""A kernel's operator that reads one of two places, by a condition."""
+
 _TAKEN = (COMPOSITE, CODEGEN)
 
 

@@ -34,6 +34,13 @@ class Fault:
 
 
 FAULTS = (
+    Fault("joined tensors on a CPU: a piece's number is one too few",
+          "relay_wgrad/pipeline/cpu_joins.py", "tirx.const(int(number) // width,",
+          "tirx.const(int(number) // width - 1,",
+          "tests/relay_wgrad/pipeline/test_cpu_joins.py"),
+    Fault("bfloat16 on a CPU: a name's conversions are left to TVM, which takes bits for numbers",
+          "relay_wgrad/pipeline/bfloat16.py", ", (tirx.Bind, _bound)])", "])",
+          "tests/relay_wgrad/pipeline/test_paired_sums.py"),
     Fault("a sum of one term: its first value and its term are both what reads it",
           "relay_wgrad/pipeline/fused_kernels.py", "        SingleTerms(),\n", "",
           "tests/relay_wgrad/pipeline/test_single_terms.py"),

@@ -25,6 +25,7 @@ from tvm_ffi.structural import structural_walk
 
 from ..graph.rebuild import with_changed_kernels
 from ..keys import SCHEDULED
+from .cpu_joins import asked_of_pieces, asked_once, asks_each, cut_into_pieces
 from .empty_tensors import Nothing
 from .fused_kernels import fused_kernels
 from .half_scans import HalfScans
@@ -107,18 +108,20 @@ def parallel_kernels() -> tvm.transform.Pass:
 def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
     """The kernel with loops for so many cores, or as it was if its form is unknown."""
     try:
-        sch = s_tir.Schedule(func, error_render_level="none")  # what fails is never shown
+        # What fails is never shown.
+        sch = s_tir.Schedule(asked_of_pieces(func), error_render_level="none")
         infos = normalize_prim_func(sch)
         if not infos:
             return func
         for info in inlined(sch, infos):
             kinds = info.dom_kind()
             if len(sch.get_loops(info.block_rv)) == len(kinds) and set(kinds) <= {"S", "R"}:
-                _Block(sch, info.block_rv, kinds, cores).schedule()
+                pieces = set(kinds) == {"S"} and cut_into_pieces(sch, info.block_rv)
+                _Block(sch, info.block_rv, kinds + "S" * pieces, cores, pieces).schedule()
         _check_regions(sch.mod)
     except (s_tir.ScheduleError, tvm.error.InternalError, AssertionError, ValueError):
         return func
-    return sch.mod["main"].with_attr(SCHEDULED, True)
+    return asked_once(sch.mod["main"]).with_attr(SCHEDULED, True)
 
 
 def _check_regions(mod: tvm.IRModule) -> None:
@@ -132,8 +135,10 @@ def _check_regions(mod: tvm.IRModule) -> None:
 class _Block:
     """One block of a kernel, and its loops: over the result's elements, and over terms of sums."""
 
-    def __init__(self, sch: s_tir.Schedule, block: Any, kinds: str, cores: int) -> None:
-        self.sch, self.block, self.cores = sch, block, cores
+    def __init__(
+        self, sch: s_tir.Schedule, block: Any, kinds: str, cores: int, pieces: bool = False
+    ) -> None:
+        self.sch, self.block, self.cores, self.pieces = sch, block, cores, pieces
         loops = sch.get_loops(block)
         self.lengths = {loop: _number(sch.get(loop).extent) for loop in loops}
         self.spatial = [x for x, kind in zip(loops, kinds, strict=True) if kind == "S"]
@@ -204,6 +209,8 @@ class _Block:
                 index.same_as(axis) and (i == 0 or _number(size) == lengths[i])
                 for i, (index, axis, size) in enumerate(zip(inner, axes, shape, strict=True))
             )
+            if len(axes) == 1 and inner:  # from anywhere on
+                is_row = not depends(tvm.sym.Analyzer().simplify(inner[0] - axes[0]))
             if any(map(depends, outer)) or (any(map(depends, inner)) and not is_row):
                 return False
         return True
@@ -214,6 +221,8 @@ class _Block:
             return False
         for store in self.stores:
             dtype = str(store.buffer.dtype)
+            if asks_each(store.value, self.axes[-1], self.pieces):
+                return False
             if self.reduced:
                 if dtype in _NO_SUMS:
                     return False
@@ -231,7 +240,7 @@ class _Block:
             return
         # Some inner loops stay, long enough for vectors.
         inner = len(spatial) - 1
-        while inner > 1 and length is not None and length < _INNER:
+        while inner > 1 and length is not None and length < _INNER and not self.pieces:
             inner -= 1
             shorter = self.lengths[spatial[inner]]
             length = None if shorter is None else length * shorter
@@ -243,7 +252,8 @@ class _Block:
             row = self._fused(spatial[inner:])
             if is_in_order and width >= _SHORT and self._has_vectors():
                 self.sch.vectorize(self.sch.split(row, [None, width])[1])
-        self._spread(spatial[:inner])
+        # A task has all pieces of a row: which one it is at is counted, not divided.
+        self._spread(spatial[: max(1, inner - self.pieces)])
 
     def _transposed(self) -> bool:
         """Whether it is a transposition of two long axes; then it goes tile by tile, so that both

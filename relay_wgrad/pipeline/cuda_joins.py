@@ -17,8 +17,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.dlight.analysis import SBlockInfo
 from tvm_ffi import structural_map, structural_walk
 
+from ..ir import CHOICE
 from .cuda_packs import (
-    CHOICE,
     PACKED,
     THREADS,
     lanes_of,

@@ -19,11 +19,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.dlight.analysis import SBlockInfo
 from tvm_ffi import structural_equal, structural_walk
 
+from ..ir import CHOICE
 from .cuda_rule import CudaRule
 from .inlining import inlined
 
 THREADS = 256  # of a block
-CHOICE = "prim.if_then_else"
 _BYTES = 16
 _SMALL = 8  # a tensor of so many times fewer elements than the result is small
 # What TVM has vectors of in CUDA's words, as many as are 16 bytes.
