@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tvm
 
 from relay_wgrad import keys, opdef
 from relay_wgrad.ops import ALL, FAMILY
@@ -424,6 +425,25 @@ def test_attribute_keys_are_said_once() -> None:
     spelt = {str(path.relative_to(ROOT)): _texts(path) for path in FILES}
     found = {name: texts & set(KEYS) for name, texts in spelt.items()}
     assert {name for name, some in found.items() if some} == {"relay_wgrad/keys.py"} | SPELLING
+
+
+# ---- operators go by names that TVM has ---------------------------------------------------------
+
+NO_OPERATORS = {
+    "relax.op.nn.conv2d", "relax.op.nn.conv2d_transpose", "relax.ext.",  # packed functions
+    "relax.force_pure", "tirx.is_entry_func", "tirx.disable_cse_tir",  # attributes, and an option
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("registered")
+def test_operators_are_named_as_they_are() -> None:
+    """A name that no operator has is a rule that never holds, in silence: TVM renamed
+    `tirx.if_then_else`, and choices in bfloat16 were no choices."""
+    known = [*map(str, tvm.ir.Op.list_op_names()), *KEYS]
+    named = re.compile(r"(relax|tirx|tir|s_tir|prim)\.[a-z_0-9.]+")
+    texts = {text for path in FILES for text in _texts(path) if named.fullmatch(text)}
+    # Some are beginnings of names.
+    assert {x for x in texts if not any(name.startswith(x) for name in known)} == NO_OPERATORS
 
 
 # ---- a Relax function is walked and written in one room ------------------------------------------

@@ -18,10 +18,11 @@ import tvm
 from tvm import s_tir, tirx
 from tvm_ffi import structural_map, structural_walk
 
+from ..ir import CHOICE
+
 NARROW, WIDE = "bfloat16", "float32"
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
-_IF = "tirx.if_then_else"
 FEW = 4
 """Roundings that one expression may hold: each names its operand four times."""
 
@@ -55,7 +56,7 @@ def _choice(value: Any, of: Callable[[Any], Any]) -> Any | None:
         return tirx.Select(value.condition, of(value.true_value), of(value.false_value))
     if isinstance(value, tirx.Max | tirx.Min):
         return type(value)(of(value.a), of(value.b))
-    if _called(value) == _IF:
+    if _called(value) == CHOICE:
         condition, taken, other = value.args
         return _guarded(tirx.if_then_else(condition, of(taken), of(other)))
     return None
@@ -127,7 +128,7 @@ def _compared(node: Any) -> Any:
 
 def _condition(node: Any) -> Any:
     """Whether a number is NaN or infinite; and branches, of any type."""
-    if _called(node) == _IF:
+    if _called(node) == CHOICE:
         return _guarded(node)
     if str(getattr(node.ty, "dtype", "")) != "bool" or len(node.args) != 1:
         return node

@@ -50,7 +50,7 @@ _SPLIT, _CONCAT, _MEAN = "relax.split", "relax.concat", "relax.mean"
 _ELEMENTS = frozenset({
     "relax.add", "relax.multiply", "relax.maximum", "relax.minimum", "relax.astype", "relax.clip",
     "relax.nn.relu", "relax.nn.leakyrelu", "relax.nn.silu", "relax.nn.gelu", "relax.nn.gelu_tanh",
-    "relax.sigmoid", "relax.tanh", "relax.hardswish", "relax.hardsigmoid",
+    "relax.sigmoid", "relax.tanh",
 })  # fmt: skip
 _WINDOWS = frozenset({
     "relax.nn.avg_pool2d", "relax.nn.max_pool2d", "relax.nn.adaptive_avg_pool2d",
