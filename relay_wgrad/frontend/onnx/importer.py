@@ -163,13 +163,19 @@ def from_onnx(
 
 
 def opset_of(name: str, proto: onnx.ModelProto) -> int:
-    """Of ONNX's own operators.  Raises ValueError for one that is too old."""
+    """Of ONNX's own operators.  Raises ValueError for one that is too old, or newer than `onnx`."""
     versions = [int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")]
     opset = max(versions, default=0)
     if opset < OLDEST_OPSET:
         raise ValueError(
             f"{name} uses opset {opset}; {OLDEST_OPSET} is the oldest supported: "
             "convert it with onnx.version_converter"
+        )
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        raise ValueError(
+            f"{name} uses opset {opset}; onnx {onnx.__version__} knows up to {newest}: convert it "
+            "with onnx.version_converter, or upgrade onnx"
         )
     return opset
 

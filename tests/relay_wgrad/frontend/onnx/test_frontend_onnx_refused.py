@@ -59,6 +59,7 @@ def test_refused_options() -> None:
     refused("loss='l2': expected cross_entropy,", tiny([node("Relu")], (1, 2)), loss="l2")
     refused("is no (N, C, H, W)", tiny([node("Relu")], (1, 2)), image_size=8)
     refused("opset 7; 9 is the oldest supported", tiny([node("Relu")], (1, 2), opset=7))
+    refused("opset 99; onnx", tiny([node("Relu")], (1, 2), opset=99))
 
 
 def test_refused_image_sizes() -> None:
