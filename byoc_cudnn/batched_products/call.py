@@ -40,6 +40,7 @@ class BatchedProductsCall:
     b : how many, 0 where that is known when it runs, by c's size.
     dtype, result : of the operands and of c.
     tf32 : whether float32 operands may be rounded to tf32.
+    filled : elements behind each of c's rows, or columns, that are nobody's and are not written.
     places : of a, b and c.
     """
 
@@ -52,6 +53,7 @@ class BatchedProductsCall:
     k: int
     places: tuple[Matrices, Matrices, Matrices]
     tf32: bool = False
+    filled: int = 0
 
     @property
     def problem(self) -> str:
@@ -61,7 +63,9 @@ class BatchedProductsCall:
         shared = "".join(name for name, at in zip("ab", self.places, strict=False) if not at.step)
         return (
             f"matmul b={self.b or 'N'} m={self.m} n={self.n} k={self.k}"
-            f" turned={turned or '-'} shared={shared or '-'} dtype={dtypes}" + " tf32" * self.tf32
+            f" turned={turned or '-'} shared={shared or '-'} dtype={dtypes}"
+            + " tf32" * self.tf32
+            + (f" filled={self.filled}" if self.filled else "")
         )
 
 

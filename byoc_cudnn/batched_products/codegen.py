@@ -12,7 +12,7 @@ def _row(call: BatchedProductsCall) -> tuple[str, str]:
     )
     types = ", ".join(ELEMENTS[d][0] for d in (call.dtype, call.result))
     sizes = ", ".join(map(str, (call.b, call.m, call.n, call.k)))
-    return call.problem, f"{types}, {int(call.tf32)}, {sizes}, {{{places}}}"
+    return call.problem, f"{types}, {int(call.tf32)}, {sizes}, {{{places}}}, {call.filled}"
 
 
 BATCHED_PRODUCTS = Family(

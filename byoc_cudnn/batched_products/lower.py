@@ -3,7 +3,8 @@
 Transpositions of operands and results are strides of the call where they leave the matrices evenly
 apart, and so are parts of a tensor, q, k and v of one, and those repeated along a batch's axes.
 What is between is not computed, unless something else needs it.  A float32 result of half operands
-that is only rounded is half.
+that is only rounded is half.  Rows of a result that softmax alone reads are whole packs of 16
+bytes.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from tvm import relax, tirx
 from relay_wgrad import keys
 from relay_wgrad.dtypes import HALVES
 from relay_wgrad.graph.def_use import Graph
-from relay_wgrad.graph.rebuild import normal, rebuilt, without_unused
+from relay_wgrad.graph.rebuild import bound, normal, rebuilt, substitute, without_unused
 from relay_wgrad.graph.walk import Block, bindings_of, functions_in
 from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import PERMUTE, RESHAPES, permute_axes
 
 from ..codegen.lowering import DirectEntry, Symbols, with_source
+from ..softmax import SOFTMAX
+from ..softmax.call import padded
 from .call import BatchedProductsCall, Matrices, check
 from .codegen import BATCHED_PRODUCTS
 from .strides import Axis, matrices, permuted, repeated, reshaped, whole
 
 # The last variable, which a call may write for a product; those between; where it has the product's
-# matrices, None where sizes are not known.
-_Result = tuple[relax.Var, list[relax.Var], "Matrices | None"]
+# matrices, None where sizes are not known; how many elements its rows are filled up with.
+_Result = tuple[relax.Var, list[relax.Var], "Matrices | None", int]
 MATMUL, CAST, BROADCAST = "relax.matmul", "relax.astype", "relax.broadcast_to"
-SPLIT = "relax.split"
+SPLIT, PACKED = "relax.split", "relax.call_dps_packed"
 
 
 def with_tf32(mod: tvm.IRModule, allowed: bool) -> tvm.IRModule:
@@ -80,7 +83,8 @@ class Found:
     """A product: the record without a symbol, and what is read and written.
 
     product : the variable of `relax.matmul`; last : the one that the call gives, made of it alone
-    by way of `between`.  reason : why it stays.
+    by way of `between`.  type : that variable's, which may have longer rows than it had.
+    reason : why it stays.
     """
 
     product: relax.Var
@@ -88,6 +92,7 @@ class Found:
     args: list[Any] = field(default_factory=list)
     last: Any = None
     between: list[relax.Var] = field(default_factory=list)
+    type: Any = None
     reason: str = ""
 
 
@@ -96,7 +101,7 @@ def products_of(func: relax.Function, tf32: bool = False) -> Iterator[Found]:
     view = Graph(func)
     calls = [(b.var, b.value) for b in view.bindings if view.call(b.var, MATMUL) is not None]
     results = {var: _result(view, var, call) for var, call in calls}
-    gone = {var for _, between, _ in results.values() for var in between}
+    gone = {var for _, between, *_ in results.values() for var in between}
     for var, call in calls:
         yield _read(view, var, call, results[var], gone, tf32)
 
@@ -107,18 +112,28 @@ def _rewrite(
     """Of each block its bindings with the calls, each where the last variable is bound."""
     gone = {var for one in taken.values() for var in (one.product, *one.between)} - set(taken)
 
+    longer: dict[relax.Var, Any] = {}  # a variable -> another, whose rows are filled up
+
     def bindings(block: Block) -> list[relax.Binding]:
         made = []
         for binding in block.bindings:
             one = taken.get(binding.var)
             if one is None:
-                made += [] if binding.var in gone else [binding]
+                made += [] if binding.var in gone else [_with(longer, binding)]
                 continue
-            called = relax.call_dps_packed(symbols.of(one.call), one.args, one.last.ty)
-            made.append(relax.VarBinding(one.last, normal(called), binding.span))
+            called = normal(relax.call_dps_packed(symbols.of(one.call), one.args, one.type))
+            if one.call.filled:
+                longer[one.last] = relax.DataflowVar(f"{one.last.name}_filled", called.ty)
+            var = longer.get(one.last, one.last)
+            made.append(relax.VarBinding(var, called, binding.span))
         return made
 
     return bindings
+
+
+def _with(longer: dict[relax.Var, Any], binding: Any) -> relax.Binding:
+    value = substitute(binding.value, longer) if longer else binding.value
+    return binding if value.same_as(binding.value) else bound(binding, normal(value))
 
 
 # ---- one product ---------------------------------------------------------------------------------
@@ -130,7 +145,7 @@ def _read(
 ) -> Found:  # fmt: skip
     shapes = [sizes_of(x.ty) for x in (*call.args, call)]
     dtype, other = (str(x.ty.dtype) for x in call.args)
-    last, between, of_c = result
+    last, between, of_c, filled = result
     if any(shape is None for shape in shapes):
         return Found(var, reason=f"unknown shapes: {call.args[0].ty} and {call.args[1].ty}")
     a, b, c = (shape or [] for shape in shapes)
@@ -147,10 +162,11 @@ def _read(
     (of_a, first), (of_b, second) = read[0], read[1]
     made = BatchedProductsCall(
         "", dtype, str(last.ty.dtype), count, *sizes, (of_a, of_b, of_c),
-        tf32 and dtype == "float32",
+        tf32 and dtype == "float32", filled,
     )  # fmt: skip
     decision = check(replace(made, symbol=BATCHED_PRODUCTS.codegen))
-    return Found(var, made, [first, second], last, between, decision.reason)
+    ty = _longer(last.ty, filled)
+    return Found(var, made, [first, second], last, between, ty, decision.reason)
 
 
 def _count(outer: Sequence[Any]) -> int | None:
@@ -248,7 +264,7 @@ def _in_scope(view: Graph, expr: Any, user: relax.Var) -> bool:
 
 def _result(view: Graph, var: relax.Var, call: relax.Call) -> _Result:
     places = _places(var.ty, [])
-    best: _Result = (var, [], places)
+    best: _Result = (var, [], places, 0)
     at, passed, steps = var, list[relax.Var](), list[tuple[relax.Call, Any]]()
     narrow = str(call.args[0].ty.dtype)
     wide = narrow in HALVES and str(var.ty.dtype) == "float32"
@@ -262,15 +278,40 @@ def _result(view: Graph, var: relax.Var, call: relax.Call) -> _Result:
         at = user.var
         found = _places(at.ty, steps)
         if found is not None and op_name(value) not in RESHAPES:
-            best = (at, passed, found)
-    return best
+            best = (at, passed, found, 0)
+    filled = _filled(view, at) if best[0] is at else 0
+    longer = _places(at.ty, steps, filled) if filled else None
+    return best if longer is None else (at, passed, longer, filled)
 
 
-def _places(ty: Any, steps: Sequence[tuple[relax.Call, Any]]) -> Matrices | None:
+def _filled(view: Graph, var: relax.Var) -> int:
+    """With how many elements a tensor's rows are filled up, of which softmax reads what it has."""
+    use, sizes = view.sole_use(var), sizes_of(var.ty)
+    called = None if use is None else view.call(use.var, PACKED)
+    if called is None or sizes is None or not isinstance(var, relax.DataflowVar):
+        return 0
+    if not str(called.args[0].global_symbol).startswith(SOFTMAX.codegen):
+        return 0
+    if not called.args[1].fields[0].same_as(var) or not all(isinstance(n, int) for n in sizes):
+        return 0
+    return padded(sizes[-1], str(var.ty.dtype)) - int(sizes[-1])
+
+
+def _longer(ty: Any, filled: int) -> Any:
+    """A tensor's type with longer rows."""
+    if not filled:
+        return ty
+    *outer, last = sizes_of(ty) or []
+    return relax.TensorType([*outer, last + filled], str(ty.dtype))
+
+
+def _places(ty: Any, steps: Sequence[tuple[relax.Call, Any]], filled: int = 0) -> Matrices | None:
     """Where a tensor has the matrices of the one that it was made of by these steps, each with its
-    operand's sizes."""
-    sizes = sizes_of(ty)
+    operand's sizes; its rows are filled up with some elements."""
+    sizes = sizes_of(_longer(ty, filled))
     axes = whole(sizes) if sizes else None
+    if axes and filled:
+        axes[-1] = (axes[-1][0] - filled, axes[-1][1])
     for step, before in reversed(steps):
         axes = axes and _undone(axes, step, before)
     return matrices(axes) if axes and len(axes) > 1 else None

@@ -32,6 +32,8 @@ from ..point_weights import POINT_WEIGHTS
 from ..point_weights.lower import lower_point_weights, without_point_weights
 from ..pool import POOLS
 from ..pool.lower import lower_pools
+from ..softmax import SOFTMAX
+from ..softmax.lower import lower_softmax
 from ..standardized import STANDARDIZED
 from ..standardized.lower import lower_standardized
 from ..table import BACKENDS
@@ -53,7 +55,8 @@ _PAIRS = (lower_standardized, lower_norms, lower_pools)
 # sums that are left.
 _SINGLE = (lower_point_weights, lower_cast_transposes, lower_joins, lower_updates)
 FAMILIES = (
-    BATCHED_PRODUCTS, CAST_TRANSPOSES, JOINS, NORMS, POINT_WEIGHTS, POOLS, STANDARDIZED, UPDATES,
+    BATCHED_PRODUCTS, CAST_TRANSPOSES, JOINS, NORMS, POINT_WEIGHTS, POOLS, SOFTMAX,
+    STANDARDIZED, UPDATES,
 )  # fmt: skip
 
 
@@ -64,9 +67,9 @@ class Library:
     is done with it: `virtual_machine` and `export_library`; that is when nvcc runs, if at all.
 
     direct : what became of each call of an operator that there are kernels of our own for beside
-        the convolutions': training batch normalization, max pooling, joins and cuts along channels,
-        weight gradients of one pixel, casts and updates of many tensors; and of each matrix
-        product, which cuBLAS has kernels for.
+        the convolutions': training batch normalization, max pooling, softmax, joins and cuts along
+        channels, weight gradients of one pixel, casts and updates of many tensors; and of each
+        matrix product, which cuBLAS has kernels for.
     """
 
     def __init__(self, executable: Any, direct: tuple[DirectEntry, ...] = ()) -> None:
@@ -197,8 +200,9 @@ def build(
         mod = relax.transform.RunCodegen()(mod)
     entries: list[DirectEntry] = []
     # Products before joins, which would take what is between a tensor and its matrices.
+    pairs = (partial(lower_softmax, fill=by_cublas), *_PAIRS)
     single = ((lower_batched_products,) if by_cublas else ()) + (_SINGLE if ours else ())
-    for families, then in ((_PAIRS if ours else (), cut), (single, None)):
+    for families, then in ((pairs if ours else (), cut), (single, None)):
         for lower in families:
             mod, made = lower(mod, arch_of(chosen) or _OLDEST)
             entries += made

@@ -21,6 +21,10 @@ struct BatchedProducts {
   bool tf32;
   int64_t b, m, n, k;  // b is 0 where c says it
   Matrices places[3];  // of a, b and c
+  int64_t filled;      // behind each of c's lines
+
+  // Elements of one matrix of c, with what is nobody's.
+  int64_t each() const { return m * n + filled * (places[2].turned ? n : m); }
 };
 
 const Cublas& cublas() {
@@ -170,8 +174,8 @@ __attribute__((noinline)) int call(const BatchedProducts& row, const TVMFFIAny* 
   TVM_FFI_SAFE_CALL_BEGIN();
   const std::vector<TensorView> views = views_of(row.words, args, count, 3);
   const TensorView &a = views[0], &b = views[1], &c = views[2];
-  const int64_t products = row.b != 0 ? row.b : c.numel() / (row.m * row.n);
-  expect_count(row.words, "c", c, products * row.m * row.n);
+  const int64_t products = row.b != 0 ? row.b : c.numel() / row.each();
+  expect_count(row.words, "c", c, products * row.each());
   if (products == 0) return 0;
   expect(row, "a", a, row.element, row.places[0].extent(products, row.m, row.k), c);
   expect(row, "b", b, row.element, row.places[1].extent(products, row.k, row.n), c);

@@ -1,0 +1,86 @@
+// ---- calls of softmax ------------------------------------------------------------------------------
+
+namespace {
+
+struct Added {
+  Element element;
+  std::vector<RelayWgradSoftmaxStep> steps;
+  int64_t extent;
+};
+
+// What is known of a call when its code is generated.
+struct Softmax {
+  const char* words;
+  RelayWgradSoftmaxKernel* kernel;
+  const char* name;         // the kernel's
+  Element source, element;  // of what is read first, and of weights
+  bool backward, wide;
+  int64_t columns;
+  double scale;
+  std::vector<Added> added;
+};
+
+// From one row to the next of a tensor that has `rows` of them, or where that is -1, however many.
+inline int64_t pitch_of(const Softmax& row, const char* name, const TensorView& t, Element element,
+                        const TensorView& like, int64_t& rows) {
+  expect_dtype(row.words, name, t, element);
+  expect_on_device(row.words, name, t, like);
+  const int64_t pitch = t.ndim() > 0 ? t.size(t.ndim() - 1) : 0;
+  if (pitch < row.columns) {
+    TVM_FFI_THROW(ValueError) << row.words << ": " << name << " has rows of " << pitch << ", expected "
+                              << row.columns;
+  }
+  if (rows < 0) rows = t.numel() / pitch;
+  expect_count(row.words, name, t, rows * pitch);
+  return pitch;
+}
+
+__attribute__((noinline)) int call(const Softmax& row, const TVMFFIAny* args, int32_t count) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  const size_t expected = row.backward ? 3 + row.wide : 2 + row.added.size();
+  const std::vector<TensorView> views = views_of(row.words, args, count, expected);
+  const TensorView& result = views[row.backward ? 2 : expected - 1];
+  RelayWgradSoftmaxCall z{};
+  z.rows = -1;
+  z.columns = row.columns;
+  z.scale = static_cast<float>(row.scale);
+  z.source_pitch = pitch_of(row, row.backward ? "the gradient" : "the scores", views[0], row.source,
+                            views[0], z.rows);
+  z.result_pitch = pitch_of(row, "the result", result, row.element, views[0], z.rows);
+  z.source = pointer_of(&views[0]);
+  z.result = pointer_of(&result);
+  if (row.backward) {
+    z.weights_pitch = pitch_of(row, "the weights", views[1], row.element, views[0], z.rows);
+    z.weights = pointer_of(&views[1]);
+    if (row.wide) {
+      expect_dtype(row.words, "the second result", views[3], Element::kFloat);
+      expect_on_device(row.words, "the second result", views[3], views[0]);
+      expect_count(row.words, "the second result", views[3], z.rows * z.columns);
+      z.wide = reinterpret_cast<float*>(pointer_of(&views[3]));
+    }
+  }
+  z.masks = static_cast<int>(row.added.size());
+  for (int i = 0; i < z.masks; ++i) {
+    const Added& one = row.added[static_cast<size_t>(i)];
+    const TensorView& t = views[static_cast<size_t>(1 + i)];
+    expect_dtype(row.words, "what is added", t, one.element);
+    expect_on_device(row.words, "what is added", t, views[0]);
+    int64_t extent = one.extent;
+    for (const RelayWgradSoftmaxStep& step : one.steps) {
+      if (step.count == 0 && z.rows > 0) extent += (z.rows - 1) / step.divisor * step.stride;
+    }
+    if (z.rows > 0 && t.numel() < extent) {
+      TVM_FFI_THROW(ValueError) << row.words << ": what is added has " << t.numel()
+                                << " elements, expected " << extent;
+    }
+    RelayWgradSoftmaxAdded& to = z.added[i];
+    to.at = pointer_of(&t);
+    to.kind = static_cast<int>(one.element);
+    to.steps = static_cast<int>(one.steps.size());
+    std::copy(one.steps.begin(), one.steps.end(), to.step);
+  }
+  if (z.rows > 0) launch(row, z, views[0]);
+  TVM_FFI_SAFE_CALL_END();
+}
+
+}  // namespace
