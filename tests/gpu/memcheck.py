@@ -66,6 +66,7 @@ from tests.support.gpu import (
     group_norm_runner,
     norm_followed,
     norm_runner,
+    softmax_runner,
     standardized_runner,
 )
 from tests.support.gpu.cudnn_runner import (
@@ -81,6 +82,7 @@ from tests.support.gpu.runner import choose_compiler
 from tests.support.gpu.updates_runner import wrong_updates
 from tests.support.problems import random_operands, relative_error, torch_reference
 from tests.support.scaled_half import CORNERS
+from tests.support.softmax import LIMITS
 from tests.support.torch import volume_steps
 
 NHWC = {"data_layout": "NHWC", "kernel_layout": "OHWI", "grad_layout": "NHWC"}
@@ -143,6 +145,11 @@ def standardized(folder: Path) -> list[str]:
             folder / dtype, dtype, standardized_runner.WEIGHTS
         )
     ]
+
+
+def softmax(folder: Path) -> list[str]:
+    """Rows of all lengths, both directions, whole packs or not."""
+    return [line for dtype in LIMITS for line in softmax_runner.wrong(folder / dtype, dtype)]
 
 
 def groups(folder: Path) -> list[str]:
@@ -377,6 +384,7 @@ PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't
     "groups": (groups, _no_nvcc),
     "gates": (gates, _no_nvcc),
     "standardized": (standardized, _no_nvcc),
+    "softmax": (softmax, _no_nvcc),
     "volumes": (volumes, lambda: None),
     "followed": (followed, _no_nvcc),
     "pools": (pools, _no_nvcc),

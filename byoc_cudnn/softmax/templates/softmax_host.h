@@ -27,7 +27,7 @@ inline int64_t pitch_of(const Softmax& row, const char* name, const TensorView& 
   expect_on_device(row.words, name, t, like);
   const int64_t pitch = t.ndim() > 0 ? t.size(t.ndim() - 1) : 0;
   if (pitch < row.columns) {
-    TVM_FFI_THROW(ValueError) << row.words << ": " << name << " has rows of " << pitch << ", expected "
+    TVM_FFI_THROW(ValueError) << row.words << ": rows of " << name << " have " << pitch << " elements, expected "
                               << row.columns;
   }
   if (rows < 0) rows = t.numel() / pitch;
