@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from relay_wgrad.dtypes import FLOATS
+from relay_wgrad.dtypes import FLOATS, HALVES
 from relay_wgrad.ops import activations
 from relay_wgrad.problem import DTYPE_BYTES
 
@@ -87,7 +87,8 @@ class NormCall:
     place: the first channel, and how many the tensor has.
 
     With `by_row` a group is all channels of one row, an image of its own: x is (rows, 1, C),
-    of at most `longest_row` channels, mean and rstd (rows, 1).
+    of at most `longest_row` channels, mean and rstd (rows, 1).  With `rounded`, a half dtype, such
+    a float32 call's y, or dy, has that.
 
     Around a gate (squeeze and excitation), a number for each channel of an image, the result of a
     batch's normalization is never in memory: with v = activation((x - mean) rstd gamma + beta)
@@ -125,6 +126,7 @@ class NormCall:
     alpha: float = 0.0
     grouped: bool = False
     by_row: bool = False
+    rounded: str = ""
     last: str = ""
     slices: tuple[tuple[int, int], ...] = ()
     place: tuple[int, ...] = ()
@@ -192,6 +194,8 @@ class NormCall:
         """
         rows = ("residual", "x", "more", *self._of_others("x"), "dy", "dy2", "y", "skip")
         given = [name for name in rows if name in self.operands]
+        if self.rounded:  # y and dy are shorter than what else there is
+            return () if self.forward else (("dx", "x"),)
         if self.pooled or self.direction in ("squeeze", "gate_sums"):
             return ()
         if self.within:  # x has
@@ -269,6 +273,8 @@ def check(call: NormCall) -> Decision:
         return no("running statistics, pooling and further normalizations are of a batch's")
     if call.by_row and (not call.grouped or call.residual):
         return no("rows' statistics are of one group, without a residual")
+    if call.rounded and not (call.by_row and call.dtype == "float32" and call.rounded in HALVES):
+        return no(f"rounded to {call.rounded}: float32 rows to one of {', '.join(HALVES)}")
     if call.pooled:
         if len(call.pooled) != 8 or call.residual:
             return no(f"pooled {call.pooled}: eight numbers, of a normalization without a residual")

@@ -22,7 +22,7 @@ _GATED_ROWS = {True: "#define RW_NORM_UNROLL 8", False: "#define RW_NORM_UNROLL 
 # Members of what a call gives and another takes; mask and index are one, of no rows and channels.
 _RESULTS = {"mask": "new_mask", "index": "new_mask", "sums": "new_sums"}
 _TAIL = re.compile(
-    r"(_residual|_after|_of\d|_rows)?(_bits)?(_summed)?(_grouped)?(_sliced|_placed|_within|_total)?"
+    r"(_residual|_after|_of\d|_rows(?:_float16|_bfloat16)?)?(_bits)?(_summed)?(_grouped)?(_sliced|_placed|_within|_total)?"
     r"(_skip)?"
     r"(?:_pooled_(\d+)x(\d+)_(\d+)x(\d+))?"
 )
@@ -54,7 +54,11 @@ def _tail(call: NormCall) -> str:
     residual = "_residual" if (call.residual if call.forward else call.stored) else ""
     residual = "_after" if call.after else residual
     if call.others or call.by_row:
-        residual = f"_of{call.others + 1}" if call.others else "_rows"
+        residual = (
+            f"_of{call.others + 1}"
+            if call.others
+            else "_rows" + f"_{call.rounded}" * bool(call.rounded)
+        )
     more = residual + "_bits" * (call.bits and residual != "") + "_summed" * call.summed
     more += "_grouped" * (call.grouped and not call.by_row)
     more += "_sliced" * bool(call.slices) + "_placed" * bool(call.place)
@@ -104,8 +108,12 @@ def _body(
     kind = f"{ELEMENTS[dtype][1]}, Activation::{_enumerator(activation)}"
     function = direction
     last = f"Residual::{_RESIDUALS.get(residual)}, {str(bool(bits)).lower()}"
-    if residual == "_rows":
-        parts = ["device", "rows"]
+    if residual is not None and residual.startswith("_rows"):
+        parts, other_dtype = ["device", "rows"], residual.removeprefix("_rows").removeprefix("_")
+        if other_dtype:
+            if dtype != "float32":
+                return None
+            kind += f", {ELEMENTS[other_dtype][1]}"
         return [NORMS.template(f"norm_{part}.h") for part in parts], f"{direction}_rows<{kind}>"
     added = residual is not None and residual.startswith("_of")
     if added and not 2 <= int(residual[3:]) <= OTHERS + 1:
@@ -157,7 +165,7 @@ def _row(call: NormCall) -> tuple[str, str]:
         *(["bits"] if call.bits else []), *(["summed"] if call.summed else []),
         *(["after"] if call.after else []), *(["total"] if call.total else []),
         *(["skip"] if call.skip else []), *(["and", str(call.others)] if call.others else []),
-        *(["pooled"] if call.pooled else []),
+        *(["pooled"] if call.pooled else []), *(["rounded", call.rounded] if call.rounded else []),
         *(["then", call.last] if call.last else []),
         *(f"{first}+of{channels}" for first, channels in call.slices),
         *(["at", *map(str, call.place)] if call.place else []),
@@ -166,9 +174,10 @@ def _row(call: NormCall) -> tuple[str, str]:
     kind = "layer_norm" if call.by_row else "group_norm" if call.grouped else "batch_norm"
     numbers = f"{call.epsilon!r}, {call.momentum!r}, {call.alpha!r}"
     flags = (call.unbiased, call.grouped, call.by_row, call.gated)
+    rows = ELEMENTS[call.rounded or call.dtype][0]
     switches = ", ".join(str(one).lower() for one in flags)
     return f"{kind} {' '.join(words)}", (
-        f"{ELEMENTS[call.dtype][0]}, {numbers}, {switches},\n"
+        f"{ELEMENTS[call.dtype][0]}, {rows}, {numbers}, {switches},\n"
         f"     {{{pooled}}}, {{{operands}}}, {{{slices}}}, {{{place}}}, {{{within}}}"
     )
 

@@ -4,8 +4,8 @@ Where a backward call is told by y what an activation let through, and the forwa
 is here, bits go from one to the other instead.  A sum of two gradients, which is what comes back to
 where a residual branches off, is added by the backward call itself.  Where a residual is a
 normalization's own result, made for nothing else, one call computes both.  Other sums beside calls
-become parts of them (`sums`).  And what is joined with others is written into the joined tensor
-(`places`), which may grow (`grown`).
+become parts of them (`sums`).  What is joined with others is written into the joined tensor
+(`places`), which may grow (`grown`), and rows for products in half are halves (`rounded`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .gates import VECTOR, mask_type, take_gates
 from .grown import grow
 from .places import take_places
 from .pool_fusion import take_pools
+from .rounded import take_rounded
 from .sums import take_sums
 
 _Y = 6  # the backward operators' operand
@@ -55,11 +56,12 @@ def lower_norms(
 
 
 def in_joins(func: relax.Function, symbols: Symbols) -> tuple[relax.Function, dict[str, str]]:
-    """The function whose normalizations read and write channels of joined tensors, and the symbols
-    of those by the names of their calls' variables; `symbols` are added to."""
+    """The function whose normalizations read and write channels of joined tensors, or halves, and
+    the symbols of those by the names of their calls' variables; `symbols` are added to."""
     func, grown = grow(func, symbols)
     func, placed = take_places(func, symbols)
-    return func, grown | placed
+    func, rounded = take_rounded(func, symbols)
+    return func, grown | placed | rounded
 
 
 def planned(view: Graph, bits: bool = True) -> Plan:

@@ -65,7 +65,7 @@ struct Norm {
   const char* words;
   RelayWgradNormKernel* kernel;
   const char* name;  // the kernel's
-  Element element;
+  Element element, made;  // made: of y and dy
   double epsilon, momentum, alpha;
   bool unbiased, grouped;  // grouped: statistics are those of groups of an image's channels
   bool by_row;             // an image is a row, and a group all of it
@@ -127,7 +127,8 @@ inline void expect(const Norm& norm, const Slot& slot, const TensorView& t, cons
   const std::string numbered = what.name + (slot.other > 0 ? std::to_string(slot.other + 1) : "");
   const char* const name = numbered.c_str();
   const bool doubles = norm.element == Element::kDouble;
-  expect_dtype(norm.words, name, t, rows || doubles ? norm.element : Element::kFloat);
+  const bool made = slot == &Tensors::y || slot == &Tensors::dy;
+  expect_dtype(norm.words, name, t, made ? norm.made : rows || doubles ? norm.element : Element::kFloat);
   expect_on_device(norm.words, name, t, like);
   const int64_t channels = like.size(like.ndim() - 1);
   if (what.of_images != 0) {

@@ -62,10 +62,32 @@ __device__ inline int there(int64_t left) {
   return left >= V ? V : left > 0 ? static_cast<int>(left) : 0;
 }
 
-template <typename T, int V, bool whole, int K, Activation act>
+// Packs of y and dy, which may be halves of float32 rows: 8 bytes each then.
+template <bool whole, typename R, int V>
+__device__ inline void load_made(Pack<R, V>& pack, const R* at, int64_t left) {
+  if constexpr (whole && sizeof(Pack<R, V>) == 8) {
+    const uint2 bits = *reinterpret_cast<const uint2*>(at);
+    memcpy(&pack, &bits, sizeof(bits));
+  } else {
+    load_own<whole>(pack, at, left);
+  }
+}
+
+template <bool whole, typename R, int V>
+__device__ inline void store_made(R* at, const Pack<R, V>& pack, int64_t left) {
+  if constexpr (whole && sizeof(Pack<R, V>) == 8) {
+    uint2 bits;
+    memcpy(&bits, &pack, sizeof(bits));
+    *reinterpret_cast<uint2*>(at) = bits;
+  } else {
+    store<whole>(at, pack, left);
+  }
+}
+
+template <typename T, typename R, int V, bool whole, int K, Activation act>
 __global__ void __launch_bounds__(kThreads)
     rows_forward(const T* x, const Sum<T>* __restrict__ gamma,
-                 const Sum<T>* __restrict__ beta, T* y, Sum<T>* __restrict__ mean,
+                 const Sum<T>* __restrict__ beta, R* y, Sum<T>* __restrict__ mean,
                  Sum<T>* __restrict__ rstd, Sum<T> alpha, Sum<T> epsilon, Rows z) {
   using A = Sum<T>;
   begin();
@@ -119,20 +141,21 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t channel = (int64_t{k} * z.width + lane) * V;
       const int count = is_row ? there<V>(z.channels - channel) : 0;
       if (!count) continue;
+      Pack<R, V> made;
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         const A n = times(less(wide(packs[k].value[i]), middle), scale);
         const A v = times_plus(n, slope[k][i], level[k][i]);
-        packs[k].value[i] = narrow<T>(activated<act, T>(v, alpha));
+        made.value[i] = narrow<R>(activated<act, T>(v, alpha));
       }
-      store<whole>(y + row * z.channels + channel, packs[k], count);
+      store_made<whole>(y + row * z.channels + channel, made, count);
     }
   }
 }
 
-template <typename T, int V, bool whole, int K, Activation act>
+template <typename T, typename R, int V, bool whole, int K, Activation act>
 __global__ void __launch_bounds__(kThreads)
-    rows_backward(const T* dy, const T* x,
+    rows_backward(const R* dy, const T* x,
                   const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                   const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
                   T* dx, Sum<T>* __restrict__ partial, Sum<T> alpha, Rows z) {
@@ -147,13 +170,14 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = first + group;
     const bool is_row = row < z.rows;
     const A middle = is_row ? __ldg(mean + row) : A(0), scale = is_row ? __ldg(rstd + row) : A(0);
-    Pack<T, V> g[K], a[K];
+    Pack<R, V> g[K];
+    Pack<T, V> a[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const int64_t channel = (int64_t{k} * z.width + lane) * V;
       const int count = is_row ? there<V>(z.channels - channel) : 0;
       if (!count) continue;
-      load_own<whole>(g[k], dy + row * z.channels + channel, count);
+      load_made<whole>(g[k], dy + row * z.channels + channel, count);
       load_own<whole>(a[k], x + row * z.channels + channel, count);
     }
     // What comes through the activation, and n.
@@ -198,13 +222,14 @@ __global__ void __launch_bounds__(kThreads)
       if constexpr (act != Activation::kNone) {
         load_parameters<whole>(level, beta + channel, count);
       }
+      Pack<T, V> made;
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         A through, n;
         pair(k, i, slope[i], level[i], through, n);
-        g[k].value[i] = narrow<T>(scale * (through * slope[i] - even - n * along));
+        made.value[i] = narrow<T>(scale * (through * slope[i] - even - n * along));
       }
-      store<whole>(dx + row * z.channels + channel, g[k], count);
+      store<whole>(dx + row * z.channels + channel, made, count);
     }
   }
   A* const to = partial + 2 * int64_t{blockIdx.x} * z.channels;
@@ -280,7 +305,7 @@ inline int blocks_of(const Rows& z, int64_t most) {
   return static_cast<int>(useful < most ? useful : most < 1 ? 1 : most);
 }
 
-template <typename T, bool whole, Activation act>
+template <typename T, typename R, bool whole, Activation act>
 int forward_rows_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -289,21 +314,21 @@ int forward_rows_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   if (z.width == 0 || call.rows != 1 || call.groups != 1) return -static_cast<int>(cudaErrorInvalidValue);
   z.blocks = blocks_of(z, kRowWriters * call.multiprocessors);
   return finished(of_packs(packs, [&](auto k) {
-    return launch(rows_forward<T, V, whole, decltype(k)::value, act>, dim3(z.blocks), kThreads, stream,
+    return launch(rows_forward<T, R, V, whole, decltype(k)::value, act>, dim3(z.blocks), kThreads, stream,
                   static_cast<const T*>(call.x), static_cast<const A*>(call.gamma),
-                  static_cast<const A*>(call.beta), static_cast<T*>(call.out),
+                  static_cast<const A*>(call.beta), static_cast<R*>(call.out),
                   static_cast<A*>(call.first), static_cast<A*>(call.second),
                   static_cast<A>(call.alpha), static_cast<A>(call.epsilon), z);
   }));
 }
 
-template <typename T, Activation act>
+template <typename T, Activation act, typename R = T>
 int forward_rows(const RelayWgradNormCall& call, cudaStream_t stream) {
-  return is_whole<T>(call.channels, {call.x, call.out, call.gamma, call.beta}) ? forward_rows_by<T, true, act>(call, stream)
-                                                        : forward_rows_by<T, false, act>(call, stream);
+  return is_whole<T>(call.channels, {call.x, call.out, call.gamma, call.beta}) ? forward_rows_by<T, R, true, act>(call, stream)
+                                                        : forward_rows_by<T, R, false, act>(call, stream);
 }
 
-template <typename T, bool whole, Activation act>
+template <typename T, typename R, bool whole, Activation act>
 int backward_rows_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
@@ -315,8 +340,8 @@ int backward_rows_by(const RelayWgradNormCall& call, cudaStream_t stream) {
   z.blocks = blocks_of(z, most < room ? most : room);
   A* const partial = static_cast<A*>(call.workspace);
   const cudaError_t error = of_packs(packs, [&](auto k) {
-    return launch(rows_backward<T, V, whole, decltype(k)::value, act>, dim3(z.blocks), kThreads, stream,
-                  static_cast<const T*>(call.dy), static_cast<const T*>(call.x),
+    return launch(rows_backward<T, R, V, whole, decltype(k)::value, act>, dim3(z.blocks), kThreads, stream,
+                  static_cast<const R*>(call.dy), static_cast<const T*>(call.x),
                   static_cast<const A*>(call.gamma), static_cast<const A*>(call.beta),
                   static_cast<const A*>(call.mean), static_cast<const A*>(call.rstd),
                   static_cast<T*>(call.out), partial, static_cast<A>(call.alpha), z);
@@ -327,11 +352,11 @@ int backward_rows_by(const RelayWgradNormCall& call, cudaStream_t stream) {
                          static_cast<A*>(call.first), static_cast<A*>(call.second), z));
 }
 
-template <typename T, Activation act>
+template <typename T, Activation act, typename R = T>
 int backward_rows(const RelayWgradNormCall& call, cudaStream_t stream) {
   return is_whole<T>(call.channels, {call.x, call.dy, call.out, call.gamma, call.beta})
-             ? backward_rows_by<T, true, act>(call, stream)
-             : backward_rows_by<T, false, act>(call, stream);
+             ? backward_rows_by<T, R, true, act>(call, stream)
+             : backward_rows_by<T, R, false, act>(call, stream);
 }
 
 }  // namespace
