@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,29 @@ def test_calls_are_checked(functions: Any) -> None:
     wide = [args[0].reshape(3, 2, 12), *args[1:3], args[3].reshape(3, 2, 12)]
     with pytest.raises(ValueError, match="x must have rows on its first axis"):
         functions[call.symbol](*wide, *(a[:3].contiguous() for a in args[4:]))
+
+
+@pytest.mark.parametrize("rounded", ["float16", "bfloat16"])
+def test_rows_between_products_in_half(tmp_path: Path, rounded: str) -> None:
+    """y is written and dy read as halves; dx is float32 as x is."""
+    how: Any = {"grouped": True, "by_row": True, "rounded": rounded}
+    functions = load([NormCall(d, d, "float32", **how) for d in ("forward", "backward")], tmp_path)
+    for rows, channels in ((12608, 384), (301, 13), (77, 2500)):
+        generator = torch.Generator("cuda").manual_seed(channels)
+        x, dy = (
+            torch.randn((rows, 1, channels), device="cuda", generator=generator) for _ in range(2)
+        )
+        gamma, beta = (torch.randn(channels, device="cuda", generator=generator) for _ in range(2))
+        dy = dy.to(getattr(torch, rounded))
+        y, dx = torch.full_like(dy, torch.nan), torch.full_like(x, torch.nan)
+        mean, rstd = (torch.full((rows, 1), torch.nan, device="cuda") for _ in range(2))
+        dgamma, dbeta = (torch.full_like(gamma, torch.nan) for _ in range(2))
+        functions["forward"](x, gamma, beta, y, mean, rstd)
+        functions["backward"](dy, x, gamma, beta, mean, rstd, dx, dgamma, dbeta)
+        wide = [t.double().requires_grad_() for t in (x, gamma, beta)]
+        want = torch.nn.functional.layer_norm(wide[0], (channels,), *wide[1:], 1e-5)
+        exact = [want, *torch.autograd.grad(want, wide, dy.double())]
+        for made, right in zip((y, dx, dgamma, dbeta), exact, strict=True):
+            limit = {"float16": 5e-4, "bfloat16": 4e-3, "float32": 4e-6}
+            error = float((made.double() - right).norm() / right.norm())
+            assert error < limit[str(made.dtype).removeprefix("torch.")], (rows, channels)
