@@ -132,30 +132,44 @@ def _is(expr: Expr, weights: relax.Var) -> bool:
 
 
 def _followed(view: Graph, made: Gradient, dtype: str) -> Gradient | None:
-    """With what follows, up to the last of a dtype; None where nothing is of it."""
+    """With what follows, up to the last of a dtype; None where nothing is of it.
+
+    What else reads the gradient itself, also in another shape, has the second result.
+    """
     best = made if _dtype(made.var) == dtype else None
-    for step in _continued(view, made.var, dtype):
-        at, scale, wide = step.var, 1.0, len(view.users_of(made.var)) > 1 or _kept(view, made.var)
-        value: Any = step.value
-        while True:
-            if op_name(value) in (PRODUCT, QUOTIENT):
-                factor = factor_of(value)
-                if factor is None or sizes_of(at.ty) != sizes_of(made.var.ty):
-                    break
-                scale *= factor[1]
-            elif op_name(value) in RESHAPES:
-                if (sizes_of(at.ty) or [None])[-1:] != (sizes_of(made.var.ty) or [0])[-1:]:
-                    break
-            elif op_name(value) != CAST or _dtype(at) not in (*HALVES, "float32"):
+    at, scale, wide, plain = made.var, 1.0, False, True
+    while (found := _next(view, at, dtype, plain)) is not None:
+        use, shared = found
+        name = op_name(use.value)
+        if name in (PRODUCT, QUOTIENT):
+            factor = factor_of(use.value)
+            if factor is None or sizes_of(use.var.ty) != sizes_of(at.ty):
                 break
-            if _dtype(at) == dtype:
-                best = replace(made, result=at, scale=scale, wide=wide)
-            use = view.sole_use(at)
-            if use is None:
+            scale, plain = scale * factor[1], False
+        elif name in RESHAPES:
+            if (sizes_of(use.var.ty) or [None])[-1:] != (sizes_of(made.var.ty) or [0])[-1:]:
                 break
-            at, value = use.var, use.value
-        break
+        elif name == CAST and _dtype(use.var) in (*HALVES, "float32"):
+            plain = False
+        else:
+            break
+        at, wide = use.var, wide or shared
+        if _dtype(at) == dtype:
+            best = replace(made, result=at, scale=scale, wide=wide)
     return best
+
+
+def _next(view: Graph, at: relax.Var, dtype: str, plain: bool) -> tuple[Any, bool] | None:
+    """The use that goes on, and whether there are others: the only one, or of several uses of what
+    has nothing but another shape the only cast to a half, else the only reshape."""
+    use = None if _kept(view, at) else view.sole_use(at)
+    if use is not None or not plain or dtype not in HALVES:
+        return None if use is None else (use, False)
+    here = [b for b in view.users_of(at) if view.block[b.var] == view.block[at]]
+    casts = [b for b in here if op_name(b.value) == CAST and _dtype(b.var) == dtype]
+    shapes = [b for b in here if op_name(b.value) in RESHAPES]
+    found = casts or shapes
+    return (found[0], True) if len(found) == 1 else None
 
 
 def factor_of(call: relax.Call) -> tuple[Expr, float] | None:
@@ -166,15 +180,6 @@ def factor_of(call: relax.Call) -> tuple[Expr, float] | None:
     if number is None or not math.isfinite(number) or number == 0:
         return None
     return call.args[1 - at], 1 / number if op_name(call) == QUOTIENT else number
-
-
-def _continued(view: Graph, var: relax.Var, dtype: str) -> list[Any]:
-    """The use that goes on: the only one, or of several the only cast."""
-    users = [b for b in view.users_of(var) if view.block[b.var] == view.block[var]]
-    if len(users) == 1 and not _kept(view, var):
-        return users
-    casts = [b for b in users if op_name(b.value) == CAST and _dtype(b.var) == dtype]
-    return casts if len(casts) == 1 else []
 
 
 def _kept(view: Graph, var: relax.Var) -> bool:

@@ -30,5 +30,5 @@ def _step(divisor: int, count: int, stride: int) -> str:
 
 
 SOFTMAX = Family(
-    "softmax", "Softmax over rows", "Softmax", check, WORDS, _row, _body, moves=True
+    "softmax", "Softmax over rows", "Softmax", check, WORDS, _row, _body
 )  # fmt: skip

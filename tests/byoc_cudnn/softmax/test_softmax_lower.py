@@ -83,6 +83,7 @@ class Random:
         shapes = [(self.h, self.m, self.m), (self.n, 1, 1, self.m), (self.m,), (self.m, 1),
                   (self.n, self.h, self.m, self.m)]  # fmt: skip
         self.masks = [shapes[i] for i in rng.permutation(5)[: rng.integers(0, 4)]]
+        self.wider = bool(rng.integers(2))
         self.form = str(rng.choice(["none", "factored", "expanded", "negated"]))
 
     def module(self) -> tvm.IRModule:
@@ -136,6 +137,7 @@ class Random:
             d = emit(op.add(less, product))
         out += [emit(op.sum(d, [0]))] if self.wide else []
         d = emit(op.reshape(d, whole))
+        out += [emit(op.sum(d, [0, 1]))] if self.wider else []
         made = narrow(scaled(wide(narrow(d))) if self.rounds else scaled(d))
         return [*out, emit(op.matmul(made, k)), emit(op.matmul(turned(made), q))]
 
@@ -161,6 +163,7 @@ class Random:
             return out
         d = weights * (g - (g * weights).sum(-1, keepdims=True))
         out += [d.reshape(rows).sum(0)] if self.wide else []
+        out += [d.sum((0, 1))] if self.wider else []
         d = d * self.scale
         return [*out, d @ k, np.swapaxes(d, 2, 3) @ q]
 
