@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 
 import relay_wgrad
-from tests.support import children
+from tests.support import children, longer
 from tests.support.stacks import shallow_stacks
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -73,28 +73,8 @@ def pytest_collection(session: pytest.Session) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks as `longer` the cases that `longer_cases` and `share` of a test leave out.
-
-    The beginning of a case's name that is no case's any more is an error.
-    """
-    found: dict[tuple[str, str], bool] = {}
-    cases = Counter[str]()
-    for item in items:
-        name, _, case = item.nodeid.partition("[")
-        for marker in item.iter_markers("longer_cases"):
-            for beginning in marker.args:
-                taken = case.startswith(beginning)
-                found[name, beginning] = taken or found.get((name, beginning), False)
-                if taken:
-                    item.add_marker("longer")
-        for marker in item.iter_markers("share"):
-            if cases[name] % marker.args[0]:
-                item.add_marker("longer")
-            cases[name] += 1
-    unused = [" ".join(key) for key, taken in found.items() if not taken]
-    whole = config.args in (["tests"], [str(GOLDEN.parent)])
-    if unused and whole and not config.option.collectonly:
-        raise pytest.UsageError(f"longer_cases names no case: {sorted(unused)}")
+    whole = config.args in (["tests"], [str(GOLDEN.parent)]) and not config.option.collectonly
+    longer.apply(config, items, GOLDEN.parent, whole)
 
 
 _spent = pytest.StashKey[float]()  # of the session: a processor's seconds when it was looked last
@@ -110,18 +90,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Seconds of a processor of each room's tests, where `--durations` is asked for.
+    """Seconds of a processor of tests and of rooms, where `--durations` is asked for.
 
     Of all processes together; unlike durations they hardly say what else the machine does.
     """
     if not terminalreporter.config.option.durations:
         return
     seconds, tests = defaultdict[str, float](float), Counter[str]()
+    functions = Counter[str]()
     for report in (r for some in terminalreporter.stats.values() for r in some):
         if isinstance(report, pytest.TestReport):
             room = str(Path(report.nodeid.partition("::")[0]).parent)
-            seconds[room] += getattr(report, "processor", 0.0)
+            spent = getattr(report, "processor", 0.0)
+            seconds[room] += spent
+            functions[report.nodeid.partition("[")[0]] += spent
             tests[room] += report.when == "call"
+    # Of these, all cases together: what a table of longer tests is made from.
+    terminalreporter.section("a processor's seconds of the tests that take most")
+    for function, spent in functions.most_common(40):
+        terminalreporter.line(f"{spent:7.1f} {function}")
     terminalreporter.section("a processor's seconds in each room")
     for room, spent in sorted(seconds.items(), key=lambda item: -item[1]):
         terminalreporter.line(f"{spent:7.1f} {tests[room]:5} {room}")
