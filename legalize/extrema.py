@@ -14,17 +14,13 @@ from typing import Any
 from tvm import relax, te, tirx, topi
 from tvm.relax.utils import gen_call_tir_inputs
 
+from relay_wgrad.dtypes import HALVES
 from relay_wgrad.opdef import OpDef
 
-from .half_reductions import inlined
+from .half_reductions import WIDE, inlined
 
-# Of each type its width and the bits of infinity; other types are their own keys.
-_KEYS = {
-    "bfloat16": (16, 0x7F80),
-    "float16": (16, 0x7C00),
-    "float32": (32, 0x7F800000),
-    "float64": (64, 0x7FF0000000000000),
-}
+# Of each type that of its key, and the bits of infinity; other types are their own keys.
+_KEYS = {"float32": ("int32", 0x7F800000), "float64": ("int64", 0x7FF0000000000000)}
 
 
 def rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
@@ -35,9 +31,14 @@ def rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         x = call.args[0]
-        dtype = str(x.ty.dtype)
-        if not is_index and dtype not in ("bool", *_KEYS):
+        result = dtype = str(x.ty.dtype)
+        if not is_index and dtype not in ("bool", *HALVES, *_KEYS):
             return upstream(bb, call)
+        if dtype in HALVES:
+            # As a kernel, which is fused with this one.  As an expression of the search it would be
+            # the value of a name, which TVM's lowering of bfloat16 passes over; and the bits of a
+            # bfloat16 that is computed there are float32's.
+            x, dtype = bb.emit_te(topi.cast, x, WIDE, primfunc_name_hint="widened"), WIDE
 
         def found(x: Any) -> Any:
             keys = te.compute(x.shape, lambda *i: _key(x(*i), dtype, is_largest), name="widened")
@@ -46,7 +47,9 @@ def rule(definition: OpDef, upstream: Any) -> Callable[..., Any]:
         def numbers(best: Any) -> Any:
             if is_index:  # the least integer may be all that there is: then it is -1
                 return topi.maximum(best, tirx.const(0, best.dtype))
-            return te.compute(best.shape, lambda *i: _number(best(*i), dtype), name=name)
+            return te.compute(
+                best.shape, lambda *i: _number(best(*i), dtype).astype(result), name=name
+            )
 
         # Two kernels: schedules know one that is nothing but a search.
         func, inputs, out_ty = gen_call_tir_inputs(found, x)
@@ -63,19 +66,14 @@ def _key(number: Any, dtype: str, is_largest: bool) -> Any:
     """
     if dtype not in _KEYS:
         return number.astype("int8") if dtype == "bool" else number
-    (bits, infinity), whole = _KEYS[dtype], _whole(dtype)
+    whole, infinity = _KEYS[dtype]
 
     def const(value: int) -> Any:
         return tirx.const(value, whole)
 
-    if bits == 16:  # TVM takes the bits of a bfloat16 for unsigned ones, whatever it is told
-        word = tirx.reinterpret("uint16", number).astype(whole)
-    else:
-        word = tirx.reinterpret(whole, number)
-    most, last = const(2 ** (bits - 1) - 1), const(63 if whole == "int64" else 31)
-    size = word & most
+    word, last = tirx.reinterpret(whole, number), const(int(whole[3:]) - 1)
     # All bits where the number is negative, and where it is NaN.
-    negative = const(0) - (word >> 15) if bits == 16 else word >> last
+    size, negative = word & const(tirx.max_value(whole).value), word >> last
     lost = (const(infinity) - size) >> last
     key = (size ^ negative) - negative
     quiet = infinity + (infinity & -infinity) // 2
@@ -86,13 +84,6 @@ def _number(key: Any, dtype: str) -> Any:
     """The number of a key."""
     if dtype not in _KEYS:
         return key.astype(dtype)
-    (bits, _), whole = _KEYS[dtype], _whole(dtype)
-    zero, sign = tirx.const(0, whole), 2 ** (bits - 1)
-    negative = tirx.bitwise_or(zero - key, tirx.const(sign if bits == 16 else -sign, whole))
-    word = tirx.Select(key < zero, negative, key)
-    return tirx.reinterpret(dtype, word.astype("uint16") if bits == 16 else word)
-
-
-def _whole(dtype: str) -> str:
-    """The type of a number's key."""
-    return "int64" if dtype == "float64" else "int32"
+    whole, _ = _KEYS[dtype]
+    negative = tirx.bitwise_or(tirx.const(0, whole) - key, tirx.min_value(whole))
+    return tirx.reinterpret(dtype, tirx.Select(key < tirx.const(0, whole), negative, key))
