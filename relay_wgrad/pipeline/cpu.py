@@ -47,9 +47,12 @@ _TASKS, _PART = 64, 1 << 12
 # Elements of a vector as written, which LLVM cuts as the target wants; fewer are not worth it.
 _LANES, _SHORT = 16, 4
 _TILE = 32  # rows and columns that are transposed at a time, at most
-# Types that TVM makes of others once it has written vectors.  Copies of one bfloat16 then keep
-# their type where their tensor's has become uint16; rounding to fewer bits chooses by a condition,
-# which must be a scalar; and a sum of bools is one of int8.
+# Types that TVM makes of others once it has written vectors.  Copies of one bfloat16, as of a
+# maximum's first value, then keep their type where their tensor's has become uint16; rounding to
+# fewer bits chooses by a condition, which must be a scalar; and a sum of bools is one of int8.
+# Functions that TVM makes vectors of.  Of another (erf, a call of C) it makes a loop over numbers
+# in the place of the statement: of a named value's, which what reads the name is not part of.
+_OF_VECTORS = ("if_then_else", "reinterpret", "exp", "sigmoid", "tanh", "sqrt", "fabs")
 _NO_COPIES, _NO_VECTORS, _NO_SUMS = ("bfloat16",), ("float8", "float6", "float4"), ("bool",)
 _LOWERED = [
     s_tir.transform.LowerInitBlock(), s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
@@ -145,7 +148,7 @@ class _Block:
         self.reduced = [x for x, kind in zip(loops, kinds, strict=True) if kind == "R"]
         held = sch.get(block)
         self.accesses = [*held.reads, *held.writes]
-        self.dtypes, self.stores = _contents(held)
+        self.dtypes, self.stores, self.functions = _contents(held)
         self.axes, self.terms = (
             [v.var for v in held.iter_vars if v.iter_type == kind]
             for kind in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
@@ -218,6 +221,8 @@ class _Block:
     def _has_vectors(self) -> bool:
         """Whether TVM can compile vectors along the result's innermost axis."""
         if any(dtype.startswith(_NO_VECTORS) for dtype in self.dtypes):
+            return False
+        if len(self.stores) > 1 and not self.functions <= {f"tirx.{x}" for x in _OF_VECTORS}:
             return False
         for store in self.stores:
             dtype = str(store.buffer.dtype)
@@ -381,6 +386,9 @@ class _Block:
     def _in_memory(self, columns: Any, width: int) -> None:
         """Sums along `columns` are where they will be, and each row is added to all of them."""
         sch = self.sch
+        if any(str(x.dtype) in _NO_COPIES for x in self._results):
+            sch.decompose_reduction(self.block, self.reduced[0])
+            return
         sch.vectorize(sch.split(columns, [None, width])[1])
         sch.vectorize(sch.get_loops(sch.decompose_reduction(self.block, self.reduced[0]))[-1])
 
@@ -404,9 +412,10 @@ class _Block:
         sch.vectorize(lanes)
 
 
-def _contents(block: Any) -> tuple[set[str], list[Any]]:
-    """The dtypes of a block's expressions, and its stores."""
+def _contents(block: Any) -> tuple[set[str], list[Any], set[str]]:
+    """The dtypes of a block's expressions, its stores, and the functions that it calls."""
     dtypes: set[str] = set()
+    functions: set[str] = set()
     stores: list[Any] = []
 
     def visit(node: Any) -> None:
@@ -414,9 +423,11 @@ def _contents(block: Any) -> tuple[set[str], list[Any]]:
             stores.append(node)
         elif (dtype := getattr(getattr(node, "ty", None), "dtype", None)) is not None:
             dtypes.add(str(dtype))
+        if isinstance(node, tvm.ir.Call):
+            functions.add(str(getattr(node.op, "name", "")))
 
     structural_walk(block.body, visit)
-    return dtypes, stores
+    return dtypes, stores, functions
 
 
 def _number(size: Any) -> int | None:

@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx, topi
 
+from ...dtypes import wide_of
 from ..types import ANY, Dim, TensorType, TupleType, Type
 from .facts import ELEMWISE, FOLLOW, INJECTIVE, NEVER, OPAQUE
 from .relations import agree, mapped, product
@@ -102,16 +103,15 @@ _SCANS = {"cumsum": topi.cumsum, "cumprod": topi.cumprod}
 def _scan(s: Site) -> Any:
     a = s.attrs
     axis = None if a["axis"] is None else s.axis(a["axis"], len(s.tensor().shape))
-    x = (
-        s.args[0]
-        if s.tensor().dtype == s.result_type.dtype
-        else s.emit(R.astype(s.args[0], s.result_type.dtype))
-    )
+    result = s.result_type.dtype
+    wide = wide_of(result)  # sums of halves are float32's, rounded once
+    x = s.args[0] if s.tensor().dtype == wide else s.emit(R.astype(s.args[0], wide))
 
     def scan(s: Site, data: Any) -> Any:
-        return _SCANS[s.op](data, axis, s.result_type.dtype, a["exclusive"])
+        return _SCANS[s.op](data, axis, wide, a["exclusive"])
 
-    return program(s, scan, x)
+    made = program(s, scan, x)
+    return made if wide == result else R.astype(s.emit(made), result)
 
 
 def _window_type(call: Call) -> Type:
