@@ -149,24 +149,40 @@ def _is_packed(value: Any, name: str) -> bool:
 def _fits(value: Any, kernels: Mapping[GlobalVar, Any], known: Mapping[Any, _Known]) -> bool:
     """Whether it is a call of a kernel with known tensors of the types that it names."""
     kernel = kernels.get(value.op) if isinstance(value, relax.Call) else None
-    if kernel is None or len(kernel.params) != len(value.args):
+    if kernel is None:
         return False
-    for buffer, argument in zip(kernel.params[:], value.args[:], strict=True):
+    buffers, arguments = kernel.params[:], value.args[:]
+    if len(buffers) != len(arguments):
+        return False
+    own: dict[Any, int] = {}
+    for buffer, argument in zip(buffers, arguments, strict=True):
         is_constant = isinstance(argument, GenericConst)
         tensor = _Known() if is_constant else known.get(argument, _Known(moved=False))
         sizes = _sizes(argument.ty)
-        if not (tensor.moved and sizes is not None and _is(buffer, argument.ty, sizes)):
+        if not (tensor.moved and sizes is not None and _is(buffer, argument.ty, sizes, own)):
             return False
     return True
 
 
-def _is(buffer: Any, ty: Any, sizes: Sequence[int]) -> bool:
-    """Whether a kernel's buffer is one after another's elements of a tensor's type."""
+def _is(buffer: Any, ty: Any, sizes: Sequence[int], own: dict[Any, int]) -> bool:
+    """Whether a kernel's buffer is one after another's elements of a tensor's type.
+
+    own : what sizes are that a kernel learns of its tensors, of those before; it learns more.
+    """
     if not isinstance(buffer.ty, tirx.BufferType) or str(buffer.dtype) != str(ty.dtype):
         return False
-    known = all(isinstance(n, tirx.IntImm) for n in [*buffer.shape, buffer.elem_offset])
-    compact = not len(buffer.strides) and known and int(buffer.elem_offset) == 0
-    return compact and tuple(map(int, buffer.shape)) == tuple(sizes)
+    shape, offset = buffer.shape[:], buffer.elem_offset
+    if len(buffer.strides) or not isinstance(offset, tirx.IntImm) or int(offset) != 0:
+        return False
+    if len(shape) != len(sizes):
+        return False
+    for size, given in zip(shape, sizes, strict=True):
+        is_learnt = isinstance(size, tirx.Var)
+        if not is_learnt and not isinstance(size, tirx.IntImm):
+            return False
+        if given != (own.setdefault(size, given) if is_learnt else int(size)):
+            return False
+    return True
 
 
 def _functions_named(value: Any) -> list[str]:

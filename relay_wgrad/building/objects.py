@@ -31,7 +31,7 @@ from tvm.target import Target
 from tvm_ffi.structural import structural_equal, structural_hash, structural_walk
 
 from ..cores import usable_cores
-from ..keys import SYMBOL
+from ..keys import OP_PATTERN, OVERWRITES, SYMBOL
 from ..output import working_folder
 from .disk_cache import DiskCache, key_of
 from .parts import outlined
@@ -42,6 +42,7 @@ LOWERING = "6"  # of `lowering`, to be raised with it
 ENTRY = "tirx.is_entry_func"
 # A word that may be a variable's name: no attribute, no argument's name, nothing that is called.
 _WORD = re.compile(r'"(?:\\.|[^"\\])*"|(?<![\w.])[A-Za-z_]\w*(?![\w.(=])')
+_OF_PASSES = (OP_PATTERN, OVERWRITES)  # what is said of kernels to passes that have been
 _A_KERNEL, _A_PART = "kernel_", "part_"  # how their symbols begin
 _AHEAD = 4  # kernels of one object that is made ahead
 EACH, MOST = 4, 12  # objects for each core at least; kernels in one, more or less, at most
@@ -171,6 +172,8 @@ class _Work:
             parts[part] = self._parts[part]
             return parts[part].symbols[part]
 
+        for key in _OF_PASSES:
+            function = function.without_attr(key)
         unit = self._unit(name, _A_KERNEL, outlined(function, symbol_of), checks)
         return replace(unit, parts=list(parts.values()))
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import relax, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 from tvm_ffi.structural import structural_walk
@@ -33,7 +33,8 @@ from .ieee import exact_floats
 from .inlining import inlined
 from .last_passes import with_arena
 from .reduction_init import first_values
-from .reshapes import with_reshapes
+from .reshapes import Reshapes, without_reshapes
+from .shared_sizes import shared
 
 # Scalar operations that are worth waking other threads for; elements of an inner loop, at least.
 _WORTH, _INNER = 1 << 14, 32
@@ -81,10 +82,12 @@ def cpu_pipeline() -> Callable[..., tvm.IRModule]:
             HalfScans(),
             *library_dispatch_passes(target),
             *fused_kernels(),
+            Reshapes(),  # so that what becomes a view is neither scheduled nor compiled
+            relax.transform.DeadCodeElimination(),
             parallel_kernels(),
             first_values(),
             exact_floats(),
-            *with_reshapes(dataflow_lower_passes(target)),
+            *without_reshapes(dataflow_lower_passes(target)),
             *with_arena(finalize_passes(target)),
         ]
         return tvm.transform.Sequential(passes)(mod)
@@ -116,7 +119,10 @@ def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
         infos = normalize_prim_func(sch)
         if not infos:
             return func
-        for info in inlined(sch, infos):
+        rest = inlined(sch, infos)
+        if (same := _of_any_size(func, sch, rest, cores)) is not None:
+            return same.with_attr(SCHEDULED, True)
+        for info in rest:
             kinds = info.dom_kind()
             if len(sch.get_loops(info.block_rv)) == len(kinds) and set(kinds) <= {"S", "R"}:
                 pieces = set(kinds) == {"S"} and cut_into_pieces(sch, info.block_rv)
@@ -125,6 +131,15 @@ def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
     except (s_tir.ScheduleError, tvm.error.InternalError, AssertionError, ValueError):
         return func
     return asked_once(sch.mod["main"]).with_attr(SCHEDULED, True)
+
+
+def _of_any_size(func: tirx.PrimFunc, sch: Any, rest: list[Any], cores: int) -> Any:
+    """The kernel as others of other sizes are, if it is one element-wise block; else None."""
+    if len(rest) != 1 or set(rest[0].dom_kind()) - {"S"}:
+        return None
+    block = sch.get(rest[0].block_rv)
+    count = math.prod(_number(each.dom.extent) or 0 for each in block.iter_vars)
+    return shared(func, block, count >= _WORTH and cores > 1) if count else None
 
 
 def _check_regions(mod: tvm.IRModule) -> None:

@@ -127,14 +127,17 @@ def test_a_kernel_of_another_functions_result_looks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "dtype", "known"),
-    [((8,), "float32", True), ((4,), "float32", False), ((8,), "int32", False),
-     ((2, 4), "float32", False)],
+    ("sizes", "dtype", "result", "known"),
+    [((8,), "float32", (4,), True), ((4,), "float32", (4,), False), ((8,), "int32", (4,), False),
+     ((2, 4), "float32", (4,), False), (("n",), "float32", (4,), True),
+     (("n",), "float32", ("m",), True), (("n",), "float32", ("n",), False),
+     (("n", "m"), "float32", (4,), False)],
 )  # fmt: skip
 def test_a_kernel_looks_at_what_is_of_another_type(
-    sizes: tuple[int, ...], dtype: str, known: bool
+    sizes: tuple[int | str, ...], dtype: str, result: tuple[int | str, ...], known: bool
 ) -> None:
-    """A pass may have left a call with a kernel of another type."""
+    """A pass may have left a call with a kernel of another type; a kernel may learn its sizes, of
+    several tensors the same ones."""
     bb, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([8], "float32"))
     kernel = bb.add_func(Stranger["wide"], "wide")
     with bb.function("main", [x]):
@@ -143,9 +146,12 @@ def test_a_kernel_looks_at_what_is_of_another_type(
         bb.emit_func_output(y)
     with FAST:
         module = cpu_pipeline()(bb.get())
-    _, out = module["wide"].params
-    given = tirx.decl_buffer(sizes, dtype, name="x", data_alignment=4)
-    nothing = tirx.PrimFunc([given, out], tirx.Evaluate(tirx.IntImm("int32", 0)))
+    learnt = {name: tirx.Var(name, "int64") for name in ("n", "m")}
+    params = [
+        tirx.decl_buffer([learnt.get(str(n), n) for n in shape], of, name=name, data_alignment=4)
+        for name, shape, of in (("x", sizes, dtype), ("y", result, "float32"))
+    ]
+    nothing = tirx.PrimFunc(params, tirx.Evaluate(tirx.IntImm("int32", 0)))
     module.update_func(module.get_global_var("wide"), nothing)
     module, names = with_looks(module)
     assert ("wide" in names) == known
