@@ -21,7 +21,6 @@ is about twice a direct sum's; with the usual 0, ±1, ±2 it would be twice that
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,11 +40,8 @@ from ..emitters.loops import (
     digits,
     int64,
     splat,
-    vector,
-    when,
     zero,
 )
-from ..emitters.memory import Image, Panels
 from ..machine import Machine
 
 Matrix = tuple[tuple[Fraction, ...], ...]
@@ -240,38 +236,6 @@ def twice(
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def store_points(
-    matrix: Matrix, values: Sequence[Sequence[Expr]], target: Expr, place: Expr, step: int,
-    lanes: int,
-) -> None:  # fmt: skip
-    """Evaluates vectors at all points, each of which has its place, `step` after the last one's."""
-    for i, line in enumerate(twice(spread, matrix, values, lanes)):
-        for j, value in enumerate(line):
-            T.buffer_store(target, value, [vector(place + (i * SIZE + j) * step, lanes)])
-
-
-def load_points(
-    matrix: Matrix, source: Expr, place: Expr, step: int, lanes: int
-) -> list[list[Expr]]:
-    """What the products at all points, stored as by `store_points`, add up to."""
-    values = [
-        [bind(source[vector(place + (i * SIZE + j) * step, lanes)]) for j in range(SIZE)]
-        for i in range(SIZE)
-    ]
-    return twice(gather, matrix, values, lanes)
-
-
-def load_taps(weight: Expr, panels: Panels, place: Expr, lanes: int) -> list[list[Expr]]:
-    """Vectors of all taps."""
-    return [
-        [
-            bind(weight[vector(place + r * panels.r_step + s * panels.s_step, lanes)])
-            for s in range(TAPS)
-        ]
-        for r in range(TAPS)
-    ]
-
-
 # ---- tiles -------------------------------------------------------------------------------------
 
 
@@ -428,52 +392,3 @@ class Pieces:
         high = T.min(int64(ahead + self.depth.size), int64(self.high))
         high = T.max(T.min(high, int64(self.tiles.planes - z)), low)
         return bind(low * self.wide), bind(high * self.wide)
-
-
-def load(
-    image: Image, place: Place, channel: Expr, size: tuple[int, int],
-    count: int, lanes: int, exists: Expr = True,
-) -> list[list[Expr]]:  # fmt: skip
-    """`count` x `count` pixels' vectors of channels from `place` on, zeros outside of `size`, and
-    of a plane that does not exist."""
-    n, plane, *first = place
-
-    def read(row: Expr, column: Expr) -> Expr:
-        return image.buffer[vector(image.at(n, row, column, 0, plane) + channel, lanes)]
-
-    rows = [conjunction(exists, _inside(first[0], i, size[0])) for i in range(count)]
-    columns = [_inside(first[1], j, size[1]) for j in range(count)]
-    return [
-        [
-            bind(
-                T.if_then_else(
-                    conjunction(rows[i], columns[j]), read(first[0] + i, first[1] + j),
-                    zero("float32", lanes),
-                )
-            )
-            for j in range(count)
-        ]
-        for i in range(count)
-    ]  # fmt: skip
-
-
-def _inside(first: Expr, step: int, size: int) -> Expr:
-    return bind(tirx.all(first + step >= 0, first + step < size))
-
-
-def store(
-    image: Image, place: Place, channel: Expr, tiles: Tiles,
-    values: list[list[Expr]], lanes: int,
-) -> None:  # fmt: skip
-    """Writes the outputs of a tile at `place` that exist."""
-    n, plane, row, column = place
-    rows, columns = (
-        [first + i < size if size % TILE else True for i in range(TILE)]
-        for first, size in ((row, tiles.height), (column, tiles.width))
-    )
-    for i, j in itertools.product(range(TILE), repeat=2):
-        exists = conjunction(rows[i], columns[j])
-        if exists is not False:  # the only tile there is
-            there = image.at(n, row + i, column + j, 0, plane) + channel
-            with when(exists):
-                T.buffer_store(image.buffer, values[i][j], [vector(there, lanes)])

@@ -36,8 +36,6 @@ from ..machine import Machine
 from .algorithm import (
     APART,
     POINTS,
-    SIZE,
-    TILE,
     A,
     B,
     G,
@@ -45,12 +43,8 @@ from .algorithm import (
     Where,
     even,
     first_pixel,
-    load,
-    load_points,
-    load_taps,
-    store,
-    store_points,
 )
+from .parts import Points, Transforms, Window, window, written
 
 # Bytes that fprop and dgrad take for weights, unless a single block of channels needs more; of
 # transformed tiles at a time in wgrad; and rows of a piece there, at least.
@@ -71,6 +65,7 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     operand, _, result = problem.roles
     size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
     lanes = m.lanes("float32")
+    transforms = Transforms.of(problem, lanes)
     vectors, _ = channel_block(m, "float32", out[1])
     block = vectors * lanes
     weight, panels = memory.panels("I" if dgrad else "O", 1, out[1], size[1], block)
@@ -100,8 +95,8 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             source = bind(source)
             target = bind(b * block_step + (t * panels.reduced + c) * block)
             with serial(vectors) as v:
-                terms = load_taps(weight, panels, source + v * lanes, lanes)
-                store_points(G, terms, turned, target + v * lanes, slab, lanes)
+                taps_of = Window(weight, source + v * lanes, (panels.r_step, panels.s_step))
+                transforms.evaluate(G, taps_of, Points(turned, target + v * lanes, slab))
 
     def inputs(x: Image, moved: Expr, first: Where) -> None:
         """Transforms what a piece reads."""
@@ -111,8 +106,8 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                 corner = n, d, bind(p - before[0]), bind(q - before[1])
                 target = bind(row * step)
                 with serial(reduced // lanes) as v:
-                    values = load(x, corner, v * lanes, size[-2:], SIZE, lanes, on)
-                    store_points(B, values, moved, target + v * lanes, point_step, lanes)
+                    read = window(x, corner, v * lanes, size[-2:], on)
+                    transforms.evaluate(B, read, Points(moved, target + v * lanes, point_step))
 
     def products(moved: Expr, sums: Expr, first: Where, b: Expr) -> None:
         """The products of a piece with a block of channels."""
@@ -143,8 +138,8 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         with serial(pieces.size) as row:
             place, exists = pieces.result(first, row)
             with when(exists), serial(vectors) as v:
-                values = load_points(A, sums, bind(row * block + v * lanes), rows * block, lanes)
-                store(y, place, b * block + v * lanes, pieces.tiles, values, lanes)
+                points = Points(sums, bind(row * block + v * lanes), rows * block)
+                transforms.combine(A, points, written(y, place, b * block + v * lanes, out[-2:]))
 
     once = at_a_time == panels.blocks
     if once:
@@ -224,6 +219,7 @@ def padded(rows: int, height: int) -> int:
 
 def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     lanes = m.lanes("float32")
+    transforms = Transforms.of(problem, lanes)
     vectors, _ = channel_block(m, "float32", problem.k)
     block = vectors * lanes
     batch = memory.batch(
@@ -256,17 +252,18 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             target = bind((i * read + row) * lanes)
             with serial(slices) as v:
                 exists = conjunction(on, is_tile)
-                values = load(x, corner, v * lanes, (problem.h, problem.w), SIZE, lanes, exists)
-                store_points(B, values, data, v * POINTS * x_step + target, x_step, lanes)
+                tiles = window(x, corner, v * lanes, (problem.h, problem.w), exists)
+                points = Points(data, v * POINTS * x_step + target, x_step)
+                transforms.evaluate(B, tiles, points)
             with when(row < pieces.size if pieces.depth else True):
                 place, exists = pieces.result(where, row)
                 target = bind((i * pieces.size + row) * block)
                 with serial(blocks) as b, serial(vectors) as v:
                     channel = b * block + v * lanes
                     size = problem.p, problem.q
-                    values = load(y, place, channel, size, TILE, lanes, exists)
                     there = b * POINTS * y_step + target + v * lanes
-                    store_points(A, values, grad, there, y_step, lanes)
+                    tiles = window(y, place, channel, size, exists)
+                    transforms.evaluate(A, tiles, Points(grad, there, y_step))
 
     def products(is_first: Expr, first: Expr, count: Expr) -> None:
         with parallel(blocks, slices, lanes // own, pieces.taps) as (b, c, piece, tap):
@@ -315,14 +312,8 @@ def write_wgrad(problem: ConvProblem, m: Machine, memory: Memory) -> None:
 
     def outputs(sums: Expr, is_first: Expr, target: Expr, row: Expr, v: Expr) -> None:
         at = bind(row * block + v * lanes)
-        values = load_points(G, sums, at, own * block, lanes)
-        for r, line in enumerate(values):
-            for s, value in enumerate(line):
-                place = vector(target + r * panels.r_step + s * panels.s_step + v * lanes, lanes)
-                if is_first is not True:
-                    before = T.if_then_else(is_first, zero("float32", lanes), weight[place])
-                    value = before + value
-                T.buffer_store(weight, value, [place])
+        taps = Window(weight, target + v * lanes, (panels.r_step, panels.s_step))
+        transforms.combine(G, Points(sums, at, own * block), taps, is_first)
 
     chunks = ceildiv(pieces.count, some)
     with batch.each() as (part, _, (y, x)), serial(chunks) as number:

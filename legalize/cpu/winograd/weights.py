@@ -40,18 +40,13 @@ from ..machine import Machine
 from .algorithm import (
     APART,
     POINTS,
-    SIZE,
     A,
     B,
     G,
     Pieces,
     first_pixel,
-    load,
-    load_points,
-    load_taps,
-    store,
-    store_points,
 )
+from .parts import Points, Transforms, Window, window, written
 
 # Channels whose weights are transformed at a time.
 _PART = 64
@@ -89,9 +84,11 @@ class Kernel:
     def __init__(self, problem: ConvProblem, m: Machine, memory: Memory) -> None:
         dgrad = problem.kind is ConvKind.DGRAD
         operand, _, result = problem.roles
-        self.size, out = problem.canonical_shape(operand), problem.canonical_shape(result)
+        self.size, self.out = problem.canonical_shape(operand), problem.canonical_shape(result)
+        out = self.out
         self.before = first_pixel(problem)
         self.lanes = m.lanes("float32")
+        self.transforms = Transforms.of(problem, self.lanes)
         self.line = m.line("float32")
         self.vectors, _ = channel_block(m, "float32", out[1])
         self.block = self.vectors * self.lanes
@@ -142,17 +139,18 @@ class Kernel:
         (n, d, p, q), exists, _ = self.pieces.operand((piece, 0, 0), row)
         corner = n, d, bind(p - self.before[0]), bind(q - self.before[1])
         channel = v * self.lanes
-        values = load(x, corner, channel, self.size[-2:], SIZE, self.lanes, exists)
+        read = window(x, corner, channel, self.size[-2:], exists)
         place = bind((piece * self.read + row) * self.step + channel)
-        store_points(B, values, self.moved, place, self.point_step, self.lanes)
+        self.transforms.evaluate(B, read, Points(self.moved, place, self.point_step))
 
     def _weight(self, points: Expr, b: Expr, of: tuple[Expr, Expr], c: Expr, v: Expr) -> None:
         """Transforms one vector of weights, of (a part of the channels, a tap in depth)."""
         (part, t), first = of, v * self.lanes
         source = b * self.panels.block_step + t * self.panels.t_step
         source = bind(source + (part * _PART + c) * self.block + first)
-        taps = load_taps(self.weight, self.panels, source, self.lanes)
-        store_points(G, taps, points, bind(c * self.block + first), self.slab, self.lanes)
+        taps = Window(self.weight, source, (self.panels.r_step, self.panels.s_step))
+        target = Points(points, bind(c * self.block + first), self.slab)
+        self.transforms.evaluate(G, taps, target)
 
     def _products(
         self, sums: Expr, points: Expr, of: tuple[Expr, Expr], e: Expr, number: Expr
@@ -201,6 +199,6 @@ class Kernel:
         piece, row = digits(tile, (pieces.count, pieces.size))
         first = bind((piece * self.each * self.height + row) * self.block + v * self.lanes)
         step = self.rows * self.block
-        values = load_points(A, sums, first, step, self.lanes)
         place, _ = pieces.result((piece, 0, 0), row)
-        store(y, place, b * self.block + v * self.lanes, pieces.tiles, values, self.lanes)
+        result = written(y, place, b * self.block + v * self.lanes, self.out[-2:])
+        self.transforms.combine(A, Points(sums, first, step), result)

@@ -16,6 +16,8 @@ from legalize.cpu.machine import WINOGRAD, machine
 from legalize.cpu.winograd import algorithm as winograd
 from legalize.cpu.winograd import kernels as winograd_kernels
 from legalize.cpu.winograd import weights as winograd_weights
+from relay_wgrad.building.disk_cache import DiskCache
+from relay_wgrad.building.program import compiled_functions
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.problems import (
     poisoned,
@@ -67,6 +69,34 @@ CASES = [
     for line in EDGES.strip().splitlines()
     for kind in ConvKind
 ]
+
+
+@pytest.mark.parametrize("kind", ConvKind)
+@pytest.mark.parametrize(
+    "sizes",
+    ["n=2 c=128 h=14 w=19 k=128 pad=1,1,1,1", "n=2 c=128 h=8 w=12 k=128 pad=1,1,1,1",
+     "n=1 c=128 h=68 w=60 k=128 pad=0,2,1,0", "n=4 c=512 h=7 w=7 k=512 pad=1,1,1,1",
+     "n=1 c=128 d=4 h=8 w=14 k=128 t=3 pad=1,1,1,1,1,1"],
+)  # fmt: skip
+def test_transforms_that_are_compiled_apart(sizes: str, kind: ConvKind, registered: None) -> None:
+    """Windows within an image and at its borders, all of whose results exist and that have less;
+    planes off a volume; tasks that transform their own weights."""
+    problem = ConvProblem.parse(f"{kind.value} r=3 s=3 {sizes}")
+    kernel = cpu.prim_func(problem, TARGET)
+    assert "winograd_evaluate_B" in kernel.script()
+    module = tvm.IRModule({"kernel": kernel})
+    made = compiled_functions(module, TARGET, DiskCache())["kernel"]
+    a, b = random_operands(problem, np.random.default_rng(0))
+    out = tvm.runtime.tensor(poisoned(problem))
+    made(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
+    assert relative_error(out.numpy(), torch_reference(problem, a, b)) < ERROR
+
+
+def test_few_channels_have_them_written_out() -> None:
+    problem = ConvProblem.parse("fprop r=3 s=3 n=4 c=64 h=56 w=56 k=64 pad=1,1,1,1")
+    text = functions(problem, TARGET)
+    assert "points" in text
+    assert "winograd_" not in text
 
 
 VOLUMES = """
