@@ -1,8 +1,8 @@
 """Winograd's transforms of a tile's vectors of channels, from memory to memory.
 
 Each is written out, hundreds of statements that are the same whatever the sizes: a part of its
-kernel, compiled once for all of them (`relay_wgrad.building.parts`).  They were a third of what LLVM
-took for such convolutions; a call is one for some hundred cycles of work.
+kernel, compiled once for all of them (`relay_wgrad.building.parts`).  They were half of what
+LLVM took for such convolutions; a call is one for some hundred cycles of work.
 """
 
 from __future__ import annotations
