@@ -227,10 +227,10 @@ def loaded(folder: Path, kernel: str) -> Any:
     return library(emulated(family.source_of(kernel)), folder / f"{kernel}.so")
 
 
-def aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that lies at 64 bytes, as a device's tensors do."""
-    block = np.zeros(array.nbytes + 64, np.uint8)
-    begin = -block.ctypes.data % 64
+def aligned(array: np.ndarray, offset: int = 0) -> np.ndarray:
+    """A copy that lies at 64 bytes, as a device's tensors do, or so many further on."""
+    block = np.zeros(array.nbytes + 64 + offset, np.uint8)
+    begin = -block.ctypes.data % 64 + offset
     out = block[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
     out[...] = array
     return out

@@ -100,11 +100,12 @@ __global__ void __launch_bounds__(kThreads, kResident)
     A middle[V], scale[V], shift[V];
     load_statistics(middle, mean, at, shape);
     if constexpr (mask == Mask::kComputed) {
+      A spread[V];
       load_columns(scale, gamma, at, shape);
-      load_statistics(shift, rstd, at, shape);
-#pragma unroll
-      for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
+      load_statistics(spread, rstd, at, shape);
       load_columns(shift, beta, at, shape);
+#pragma unroll
+      for (int i = 0; i < V; ++i) scale[i] = times(scale[i], spread[i]);
     }
     auto add = [&](int64_t row, Pack<T, V>& g, const Pack<T, V>& more, const Pack<T, V>& a,
                    const Pack<T, V>& b, uint8_t through) {
@@ -252,20 +253,21 @@ __device__ inline void load_slopes(A (&middle)[V], A (&scale)[V], A (&shift)[V],
                                    A (&level)[V], const A* gamma, const A* beta, const A* mean,
                                    const A* rstd, const A* dgamma, const A* dbeta, int64_t apart,
                                    const Place& at, const S& shape) {
+  A spread[V];
   load_statistics(middle, mean, at, shape);
   load_columns(scale, gamma, at, shape);
-  load_statistics(shift, rstd, at, shape);
+  load_statistics(spread, rstd, at, shape);
   load_columns(slope, dgamma + at.image * apart, at, shape);
   load_columns(level, dbeta + at.image * apart, at, shape);
+  if constexpr (mask == Mask::kComputed) load_columns(shift, beta, at, shape);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const A each = A(1) / (A(shape.rows * shape.folds()) * A(S::kGrouped ? shape.group : 1));
-    scale[i] = times(scale[i], shift[i]);
-    const A factor = shape.is_single() ? scale[i] : shift[i];
-    slope[i] = factor * shift[i] * (slope[i] * each);
+    scale[i] = times(scale[i], spread[i]);
+    const A factor = shape.is_single() ? scale[i] : spread[i];
+    slope[i] = factor * spread[i] * (slope[i] * each);
     level[i] = factor * (level[i] * each);
   }
-  if constexpr (mask == Mask::kComputed) load_columns(shift, beta, at, shape);
 }
 
 template <typename T, int V, bool whole, Activation act, Mask mask, bool summed, bool sliced, bool within,
@@ -382,13 +384,13 @@ __global__ void __launch_bounds__(kMany)
     kept_so_far();
   }
   const int64_t mine = (int64_t{at.tile} * z.width + at.lane) * V, left = z.channels - mine;
-  A middle[V], scale[V], shift[V], plain[V] = {}, weighted[V] = {};
+  A middle[V], scale[V], shift[V], spread[V], plain[V] = {}, weighted[V] = {};
   load_channels(middle, mean + mine, left);
   load_channels(scale, gamma + mine, left);
-  load_channels(shift, rstd + mine, left);
-#pragma unroll
-  for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
+  load_channels(spread, rstd + mine, left);
   if constexpr (mask == Mask::kComputed) load_channels(shift, beta + mine, left);
+#pragma unroll
+  for (int i = 0; i < V; ++i) scale[i] = times(scale[i], spread[i]);
   for (int first = 0; first < turns; first += kBatch) {
     Pack<T, V> more[kBatch], b[kBatch];
     uint8_t through[kBatch] = {};

@@ -29,9 +29,26 @@ __device__ inline double times(double a, double b) { return __dmul_rn(a, b); }
 __device__ inline float times_plus(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ inline double times_plus(double a, double b, double c) { return __fma_rn(a, b, c); }
 
-// Values of one a channel; of channels that are not there zeros.
+// Values of one a channel, in accesses of 16 bytes: one by one, a warp's loads are of as many lines of the
+// first-level cache as a thread has rows.
+template <int V, typename A>
+__device__ inline void load_aligned(A (&to)[V], const A* from) {
+  constexpr int kEach = 16 / sizeof(A);
+  static_assert(V % kEach == 0);
+#pragma unroll
+  for (int i = 0; i < V; i += kEach) {
+    const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from + i));
+    memcpy(to + i, &bits, sizeof(bits));
+  }
+}
+
+// The same wherever they lie; of channels that are not there zeros.
 template <int V, typename A>
 __device__ inline void load_channels(A (&to)[V], const A* from, int64_t left) {
+  if (left >= V && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+    load_aligned(to, from);
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < V; ++i) to[i] = i < left ? __ldg(from + i) : A(0);
 }
@@ -57,9 +74,13 @@ struct Shape {
   int tiles;                       // blocks side by side, for an image
   int64_t packs;                   // of a row
   int64_t fold = 1;                // rows that are one here: a channel is there so many times
+  // Quotients that no thread takes: of 64 bits, each is as long as a row's way from memory.
+  int64_t own = channels;        // channels of one of them
+  int64_t each = 0, missing = 0;  // chunks of a block; rows that the last chunk is short of
+  int longer = 0, last = 0;      // blocks that have one chunk more; the block of the last chunk
 
   // What a channel has all values of.
-  __host__ __device__ int64_t real() const { return folded ? channels / fold : channels; }
+  __host__ __device__ int64_t real() const { return folded ? own : channels; }
   __host__ __device__ int64_t folds() const { return folded ? fold : 1; }
   __host__ __device__ int height() const { return kThreads / width; }
   __host__ __device__ int64_t chunk_rows() const { return int64_t{height()} * kUnroll; }
@@ -68,6 +89,10 @@ struct Shape {
     most = most < 1 ? 1 : most > 65535 ? 65535 : most;
     const int64_t turns = (chunks + most - 1) / most;
     blocks = static_cast<int>((chunks + turns - 1) / turns);
+    each = chunks / blocks;
+    longer = static_cast<int>(chunks % blocks);
+    last = static_cast<int>((chunks - 1) % blocks);
+    missing = chunks * chunk_rows() - rows;
   }
   // Whether a channel is a group.
   __host__ __device__ bool is_single() const { return !grouped || group == 1; }
@@ -83,9 +108,7 @@ struct Shape {
   }
   // Rows that block `y` takes: every `blocks`-th chunk, of which the last may be short.
   __device__ int64_t rows_of(int y) const {
-    const int64_t mine = (chunks - y + blocks - 1) / blocks;
-    const bool last = (chunks - 1) % blocks == y;
-    return mine * chunk_rows() - (last ? chunks * chunk_rows() - rows : 0);
+    return (each + (y < longer)) * chunk_rows() - (y == last ? missing : 0);
   }
 };
 
@@ -97,11 +120,19 @@ struct Place {
   int row;  // of a chunk
   int64_t pack, channel;  // the first of the pack's
   int64_t left;           // channels from there on
+  int side = 0;           // which of the rows that are one here the first channel is of
+  int64_t column;         // where in that
   template <typename S>
   __device__ Place(const S& shape, int vector)
       : image(shape.image()), row(threadIdx.x / shape.width),
         pack(shape.tile() * shape.width + (threadIdx.x & (shape.width - 1))),
-        channel(pack * vector), left(shape.channels - channel) {}
+        channel(pack * vector), left(shape.channels - channel), column(channel) {
+    if constexpr (S::kFolded) {
+      const auto all = static_cast<unsigned>(channel), own = static_cast<unsigned>(shape.own);
+      side = static_cast<int>(all / own);
+      column = all % own;
+    }
+  }
 };
 
 // Where a thread's channels of a tensor's rows are: the tensor's own, or, of a `sliced` one, neighbours
@@ -113,9 +144,8 @@ struct Lanes {
   __device__ Lanes(const S& shape, const Place& at, int64_t stride)
       : apart(shape.channels), first(at.channel) {
     if constexpr (sliced) {
-      const int64_t side = at.channel / shape.real();  // among rows that are one here
       apart = stride * shape.folds();
-      first = side * (stride - shape.real()) + at.channel;
+      first = at.side * stride + at.column;
     }
   }
   __device__ int64_t at(int64_t row) const { return row * apart + first; }
@@ -124,13 +154,18 @@ struct Lanes {
 // Values of one a channel, of a thread's channels; of those that are not there zeros.
 template <int V, typename A, typename S>
 __device__ inline void load_columns(A (&to)[V], const A* from, const Place& at, const S& shape) {
-  if (shape.folds() == 1) {
-    load_channels(to, from + at.channel, at.left);
-    return;
-  }
-  const int64_t real = shape.real();
+  if constexpr (S::kFolded) {
+    if (at.column + V > shape.own && at.left > shape.own - at.column) {  // from one row into the next
+      int64_t column = at.column;
 #pragma unroll
-  for (int i = 0; i < V; ++i) to[i] = i < at.left ? __ldg(from + (at.channel + i) % real) : A(0);
+      for (int i = 0; i < V; ++i) {
+        to[i] = i < at.left ? __ldg(from + column) : A(0);
+        if (++column == shape.own) column = 0;
+      }
+      return;
+    }
+  }
+  load_channels(to, from + at.column, at.left);
 }
 
 // The statistics of a thread's channels; of those that are not there zeros.
@@ -358,6 +393,7 @@ inline S shape_of(const RelayWgradNormCall& call, int sum_bytes, int64_t sums = 
   const int width = norm_width(columns);
   S shape{call.images, call.rows, call.channels, call.channels / call.groups, 0, width, 0, 0, columns};
   shape.fold = call.fold > 1 ? call.fold : 1;
+  shape.own = call.channels / shape.fold;
   shape.chunks = (call.rows + shape.chunk_rows() - 1) / shape.chunk_rows();
   shape.tiles = static_cast<int>((columns + width - 1) / width);
   const int64_t room = call.workspace_bytes / (sums * sum_bytes * call.channels * call.images);

@@ -260,13 +260,13 @@ __global__ void __launch_bounds__(kThreads, kResident)
   if (at.left <= 0) return;
   const Lanes<placed> places(shape, at, stride);
   const Lanes<within> reads(shape, at, x_stride);
-  A middle[V], scale[V], shift[V];
+  A middle[V], scale[V], shift[V], spread[V];
   load_statistics(middle, mean, at, shape);
   load_columns(scale, gamma, at, shape);
-  load_statistics(shift, rstd, at, shape);
-#pragma unroll
-  for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
+  load_statistics(spread, rstd, at, shape);
   load_columns(shift, beta, at, shape);
+#pragma unroll
+  for (int i = 0; i < V; ++i) scale[i] = times(scale[i], spread[i]);
   auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
     const Pack<T, V> out = result<act, residual>(a, b, middle, scale, shift, alpha);
     store<whole>(y + places.at(row), out, at.left);

@@ -16,41 +16,25 @@ namespace {
 using Images = Shape<true, true>;
 using Rows = Shape<false, true>;  // of the batch
 
-// Numbers of a thread's channels, where they can be in accesses of 16 bytes: one by one they are as many
-// lines of the first-level cache as a thread has rows of a small image.
-template <int V, typename A>
-__device__ inline void load_numbers(A (&to)[V], const A* from, const Place& at, const Images& shape) {
-  const A* const first = from + at.channel;
-  constexpr int kEach = 16 / sizeof(A);
-  if (V % kEach != 0 || shape.fold != 1 || at.left < V || reinterpret_cast<uintptr_t>(first) % 16 != 0) {
-    load_columns(to, from, at, shape);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < V; i += kEach) {
-    const uint4 bits = __ldg(reinterpret_cast<const uint4*>(first + i));
-    memcpy(to + i, &bits, sizeof(bits));
-  }
-}
-
-// What a thread needs of its channels; beta takes the place of rstd.
+// What a thread needs of its channels.  All loads come before what is made of them: else the first use of
+// one is waited for before the next is under way.
 template <int V, typename A>
 struct Affine {
-  A middle[V], scale[V], shift[V];
+  A middle[V], scale[V], shift[V], spread[V];  // spread: rstd
   __device__ Affine() {}
   __device__ Affine(const A* gamma, const A* beta, const A* mean, const A* rstd, const Place& at,
                     const Images& shape) {
-    load_numbers(middle, mean, at, shape);
+    load_columns(middle, mean, at, shape);
     load(gamma, beta, rstd, at, shape);
   }
   // All but what is subtracted.
   __device__ void load(const A* gamma, const A* beta, const A* rstd, const Place& at,
                        const Images& shape) {
-    load_numbers(scale, gamma, at, shape);
-    load_numbers(shift, rstd, at, shape);
+    load_columns(scale, gamma, at, shape);
+    load_columns(spread, rstd, at, shape);
+    load_columns(shift, beta, at, shape);
 #pragma unroll
-    for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
-    load_numbers(shift, beta, at, shape);
+    for (int i = 0; i < V; ++i) scale[i] = times(scale[i], spread[i]);
   }
 };
 
@@ -295,9 +279,9 @@ __global__ void __launch_bounds__(kThreads, kResident)
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
-  const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
   A factor[V];
-  load_numbers(factor, gate + at.image * shape.real(), at, shape);
+  load_columns(factor, gate + at.image * shape.real(), at, shape);
+  const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
   auto write = [&](int64_t row, const Pack<T, V>& a, const Pack<T, V>& b) {
     Pack<T, V> out;
 #pragma unroll
@@ -345,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   A sums[kGateSums][V] = {};
   if (at.left > 0) {
     Affine<V, A> affine;
-    load_numbers(affine.middle, mean, at, shape);
+    load_columns(affine.middle, mean, at, shape);
     if constexpr (!kPlain) affine.load(gamma, beta, rstd, at, shape);
     int rows = 0;
     auto add = [&](const Pack<T, V>& g, const Pack<T, V>& a) {
@@ -443,19 +427,18 @@ __global__ void __launch_bounds__(kThreads, kResident)
   begin();
   const Place at(shape, V);
   if (at.left <= 0) return;
-  const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
   A factor[V], share[V], slope[V], level[V];
-  load_numbers(slope, dgamma, at, shape);
-  load_numbers(level, dbeta, at, shape);
-  load_numbers(factor, rstd, at, shape);
+  load_columns(slope, dgamma, at, shape);
+  load_columns(level, dbeta, at, shape);
+  load_columns(factor, gate + at.image * shape.real(), at, shape);
+  load_columns(share, lift + at.image * shape.real(), at, shape);
+  const Affine<V, A> affine(gamma, beta, mean, rstd, at, shape);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const A each = A(1) / (A(shape.rows * shape.fold) * A(shape.images));
-    slope[i] = affine.scale[i] * factor[i] * (slope[i] * each);
+    slope[i] = affine.scale[i] * affine.spread[i] * (slope[i] * each);
     level[i] = affine.scale[i] * (level[i] * each);
   }
-  load_numbers(factor, gate + at.image * shape.real(), at, shape);
-  load_numbers(share, lift + at.image * shape.real(), at, shape);
   auto write = [&](int64_t i, const Pack<T, V>& g, const Pack<T, V>& a) {
     Pack<T, V> out;
 #pragma unroll

@@ -24,13 +24,13 @@ __global__ void __launch_bounds__(kNear)
   const int q = static_cast<int>(i / static_cast<unsigned>(packs));
   if (q >= z.q) return;
   const int64_t channel = int64_t{i % static_cast<unsigned>(packs)} * V, left = z.c - channel;
-  A middle[V], scale[V], shift[V];
+  A middle[V], scale[V], shift[V], spread[V];
   load_channels(middle, mean + channel, left);
   load_channels(scale, gamma + channel, left);
-  load_channels(shift, rstd + channel, left);
-#pragma unroll
-  for (int c = 0; c < V; ++c) scale[c] = times(scale[c], shift[c]);
+  load_channels(spread, rstd + channel, left);
   load_channels(shift, beta + channel, left);
+#pragma unroll
+  for (int c = 0; c < V; ++c) scale[c] = times(scale[c], spread[c]);
   const int first = static_cast<int>(blockIdx.y) * kBand;
   for (int64_t n = blockIdx.z; n < z.n; n += gridDim.z) {
     const T* const image = x + n * z.h * z.w * z.c + channel;
@@ -109,13 +109,13 @@ __global__ void __launch_bounds__(kThreads, kResident)
   const Place at(shape, V);
   A plain[V] = {}, weighted[V] = {};
   if (at.left > 0) {
-    A middle[V], scale[V], shift[V];
+    A middle[V], scale[V], shift[V], spread[V];
     load_channels(middle, mean + at.channel, at.left);
     load_channels(scale, gamma + at.channel, at.left);
-    load_channels(shift, rstd + at.channel, at.left);
-#pragma unroll
-    for (int i = 0; i < V; ++i) scale[i] = times(scale[i], shift[i]);
+    load_channels(spread, rstd + at.channel, at.left);
     load_channels(shift, beta + at.channel, at.left);
+#pragma unroll
+    for (int i = 0; i < V; ++i) scale[i] = times(scale[i], spread[i]);
     auto read = [&](Pack<T, V>& g, Pack<T, V>& a, int64_t row) {
       load<whole>(a, x + row * shape.channels + at.channel, at.left);
       gathered<whole, R, S, SR, SS>(g, dy, index, pixels, row, at.channel);

@@ -40,17 +40,11 @@ __device__ inline void over_row(A (&sums)[N], int width) {
   __syncthreads();
 }
 
-// Of a pack's channels, 16 bytes at a time: a load for each channel reads as many lines of the cache,
-// which took longer than all else.
+// Of a pack's channels, where it is told when code is compiled whether all lie at 16 bytes.
 template <bool whole, int V, typename A>
 __device__ inline void load_parameters(A (&to)[V], const A* from, int count) {
   if constexpr (whole) {
-    constexpr int kEach = 16 / sizeof(A);
-#pragma unroll
-    for (int i = 0; i < V / kEach; ++i) {
-      const uint4 bits = __ldg(reinterpret_cast<const uint4*>(from) + i);
-      memcpy(&to[i * kEach], &bits, sizeof(bits));
-    }
+    load_aligned(to, from);
   } else {
     load_channels(to, from, count);
   }

@@ -115,6 +115,25 @@ def test_forward_and_backward(
             assert error <= limit * np.linalg.norm(want[name]), (one, name, error)
 
 
+@pytest.mark.parametrize("shape", [(300, 64), (300, 6)])
+@pytest.mark.parametrize("together", [False, True])
+def test_parameters_that_lie_anywhere(folder: Path, shape: tuple[int, ...], together: bool) -> None:
+    """Bit for bit as where they lie at 16 bytes, by which they are read where they can be."""
+    calls = [NormCall("f", "forward", "float32", "relu", running=True)]
+    calls.append(NormCall("b", "backward", "float32", "relu"))
+    found = []
+    for offset in (0, 4):
+        t = Tensors(shape, "float32")
+        for call in calls:
+            t.ready(call)
+            for name in (*call.operands, *call.results):
+                t[name] = t[name] if t[name].ndim > 1 else aligned(t[name], offset)
+            cuda_emulated.norm(folder, call, t, together)
+        found.append(t)
+    for name, value in found[0].items():
+        np.testing.assert_array_equal(found[1][name], value, name)
+
+
 @pytest.mark.parametrize(
     ("dtype", "activation", "shape", "groups", "slices"),
     [
