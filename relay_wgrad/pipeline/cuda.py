@@ -3,7 +3,8 @@
 Upstream's own stops at the first kernel that one of its schedule rules trips over, and gradients
 have such kernels: a sum over everything, the window reductions of pooling.  Here a rule that fails
 leaves the kernel to the next one; the last, upstream's fallback, takes any kernel.  Rules of our
-own for sums over pixels (`cuda_reduction`) and blocks of images (`cuda_depth`) come first.
+own for sums over pixels (`cuda_reduction`), images (`cuda_images`) and blocks of them
+(`cuda_depth`) come first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
 from .cuda_depth import SpaceToDepth
+from .cuda_images import Images
 from .cuda_joins import Joins
 from .cuda_packs import Packs
 from .cuda_reduction import ChannelSum, Registers, Windows
@@ -101,7 +103,7 @@ def cuda_pipeline(*, keep_memory: bool = False) -> Callable[..., tvm.IRModule]:
 
     gpu = dlight.gpu
     rules = [
-        SpaceToDepth(), Joins(), Packs(), MadeSum(), ChannelSum(), RowSum(),
+        SpaceToDepth(), Images(), Joins(), Packs(), MadeSum(), ChannelSum(), RowSum(),
         _CudaCores(gpu.Matmul()), Windows(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(),
         Registers(), gpu.Fallback(),
     ]  # fmt: skip
