@@ -49,7 +49,7 @@ def compared(call: SoftmaxCall, operands: list[np.ndarray], made: list[np.ndarra
 
 
 @pytest.mark.longer_cases("bfloat16", "float32-float32", why="thousands of emulated threads")
-@pytest.mark.parametrize(("source", "dtype"), PAIRS, ids="-".join)
+@pytest.mark.parametrize(("source", "dtype"), PAIRS, ids=map("-".join, PAIRS))
 def test_both_directions(folder: Path, source: str, dtype: str) -> None:
     """Whole packs, and rows that are as long in memory as they are; a block that is not full."""
     for columns in COLUMNS:
