@@ -118,7 +118,7 @@ REFUSED = {
     ),
     "an opset of no int": (
         with_opset(tiny([node("Conv", name="n")], (1, 2, 5, 5)), 2**62),
-        "Conv node 'n': expected at least 2 operands, got 1",
+        f"uses opset {2**62}; onnx ",
     ),
     "a loss of integers": (
         tiny([node("Cast", to=TensorProto.INT64)], (1, 2)),
