@@ -21,8 +21,19 @@ _NARROWEST = 4  # elements that are worth a vector
 
 def asked_of_pieces(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The kernel with number <= place, where it chooses by that, as number / width <=
-    place // width: of the greatest width that all such numbers are multiples of."""
-    width = math.gcd(*(int(call.args[0].a) for call in _choices(func.body) if _is_by_place(call)))
+    place // width: of the greatest width of which all parts of what is joined have whole numbers.
+    """
+    lengths: dict[Any, Any] = {}
+
+    def seen(block: Any) -> None:
+        lengths.update((axis.var, axis.dom.extent) for axis in block.iter_vars)
+
+    structural_walk(func.body, (s_tir.SBlock, seen))
+    asked_by = [call.args[0] for call in _choices(func.body) if _is_by_place(call)]
+    ends = [x for asked in asked_by for x in (asked.a, lengths.get(asked.b))]
+    if not ends or not all(isinstance(x, tirx.IntImm) for x in ends):
+        return func
+    width = math.gcd(*map(int, ends))
     if width < _NARROWEST:
         return func
 

@@ -70,7 +70,9 @@ def choices_of_lanes(func: Any) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize(
-    "lengths", [[64, 32, 32], [64, *[16] * 12], [8, 24, 16], [12, 4, 20], [96, 96]], ids=str
+    "lengths",
+    [[64, 32, 32], [64, *[16] * 12], [8, 24, 16], [12, 4, 20], [96, 96], [96, 32], [32, 8]],
+    ids=str,
 )
 def test_vectors_ask_once(lengths: list[int]) -> None:
     vectors, asked = choices_of_lanes(kernel(given(lengths, 3, "float32", 64), rectified(3)))
@@ -93,6 +95,7 @@ def test_others_have_no_vectors(lengths: list[int]) -> None:
         ([8, 24, 16], 3),
         ([12, 4, 20], 3),
         ([5, 7, 12], 3),
+        ([96, 32], 3),
         ([32], 3),
         ([4, 8, 20], 1),
         ([16, 16, 32], 2),
