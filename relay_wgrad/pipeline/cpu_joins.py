@@ -31,9 +31,8 @@ def asked_of_pieces(func: tirx.PrimFunc) -> tirx.PrimFunc:
     structural_walk(func.body, (s_tir.SBlock, seen))
     asked_by = [call.args[0] for call in _choices(func.body) if _is_by_place(call)]
     ends = [x for asked in asked_by for x in (asked.a, lengths.get(asked.b))]
-    if not ends or not all(isinstance(x, tirx.IntImm) for x in ends):
-        return func
-    width = math.gcd(*map(int, ends))
+    known = [int(x) for x in ends if isinstance(x, tirx.IntImm)]
+    width = math.gcd(*known) if len(known) == len(ends) else 1
     if width < _NARROWEST:
         return func
 
