@@ -122,15 +122,18 @@ def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
         rest = inlined(sch, infos)
         if (same := _of_any_size(func, sch, rest, cores)) is not None:
             return same.with_attr(SCHEDULED, True)
+        cut = False
         for info in rest:
             kinds = info.dom_kind()
             if len(sch.get_loops(info.block_rv)) == len(kinds) and set(kinds) <= {"S", "R"}:
                 pieces = set(kinds) == {"S"} and cut_into_pieces(sch, info.block_rv)
+                cut |= pieces
                 _Block(sch, info.block_rv, kinds + "S" * pieces, cores, pieces).schedule()
         _check_regions(sch.mod)
     except (s_tir.ScheduleError, tvm.error.InternalError, AssertionError, ValueError):
         return func
-    return asked_once(sch.mod["main"]).with_attr(SCHEDULED, True)
+    made = sch.mod["main"]
+    return (asked_once(made) if cut else made).with_attr(SCHEDULED, True)
 
 
 def _of_any_size(func: tirx.PrimFunc, sch: Any, rest: list[Any], cores: int) -> Any:

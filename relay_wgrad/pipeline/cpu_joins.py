@@ -23,13 +23,15 @@ def asked_of_pieces(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The kernel with number <= place, where it chooses by that, as number / width <=
     place // width: of the greatest width of which all parts of what is joined have whole numbers.
     """
+    asked_by = [call.args[0] for call in _choices(func.body) if _is_by_place(call)]
+    if not asked_by:
+        return func
     lengths: dict[Any, Any] = {}
 
     def seen(block: Any) -> None:
         lengths.update((axis.var, axis.dom.extent) for axis in block.iter_vars)
 
     structural_walk(func.body, (s_tir.SBlock, seen))
-    asked_by = [call.args[0] for call in _choices(func.body) if _is_by_place(call)]
     ends = [x for asked in asked_by for x in (asked.a, lengths.get(asked.b))]
     known = [int(x) for x in ends if isinstance(x, tirx.IntImm)]
     width = math.gcd(*known) if len(known) == len(ends) else 1

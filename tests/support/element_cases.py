@@ -13,6 +13,10 @@ from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from tests.support.partition_cases import module
 
 CUDA = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
+SM_90 = tvm.target.Target(
+    {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
+     "max_shared_memory_per_block": 49152, "thread_warp_size": 32}, host="llvm",
+)  # fmt: skip
 op = relax.op
 S = (2, 5, 6, 16)
 

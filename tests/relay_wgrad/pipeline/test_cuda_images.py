@@ -12,15 +12,10 @@ import tvm
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.cuda_images import Images
 from tests.support.cuda_source import cuda_source, read_back
-from tests.support.element_cases import CUDA, arrays_of, function, op, result_of, run
+from tests.support.element_cases import CUDA, SM_90, arrays_of, function, op, result_of, run
 from tests.support.partition_cases import module
 
 pytestmark = pytest.mark.usefixtures("registered")
-
-SM_90 = tvm.target.Target(
-    {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
-     "max_shared_memory_per_block": 49152, "thread_warp_size": 32}, host="llvm",
-)  # fmt: skip
 
 
 class OnTheHost(Images):

@@ -12,15 +12,20 @@ from tvm import tirx
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.cuda_packs import Packs
 from tests.support.cuda_source import cuda_source, read_back
-from tests.support.element_cases import CASES, CUDA, S, arrays_of, function, op, result_of, run
+from tests.support.element_cases import (
+    CASES,
+    CUDA,
+    SM_90,
+    S,
+    arrays_of,
+    function,
+    op,
+    result_of,
+    run,
+)
 from tests.support.partition_cases import module
 
 pytestmark = pytest.mark.usefixtures("registered")
-
-SM_90 = tvm.target.Target(
-    {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
-     "max_shared_memory_per_block": 49152, "thread_warp_size": 32}, host="llvm",
-)  # fmt: skip
 
 
 class OnTheHost(Packs):
