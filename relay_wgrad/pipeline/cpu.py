@@ -51,10 +51,10 @@ _TILE = 32  # rows and columns that are transposed at a time, at most
 # Types that TVM makes of others once it has written vectors.  Copies of one bfloat16, as of a
 # maximum's first value, then keep their type where their tensor's has become uint16; rounding to
 # fewer bits chooses by a condition, which must be a scalar; and a sum of bools is one of int8.
+_NO_COPIES, _NO_VECTORS, _NO_SUMS = ("bfloat16",), ("float8", "float6", "float4"), ("bool",)
 # Functions that TVM makes vectors of.  Of another (erf, a call of C) it makes a loop over numbers
 # in the place of the statement: of a named value's, which what reads the name is not part of.
 _OF_VECTORS = ("if_then_else", "reinterpret", "exp", "sigmoid", "tanh", "sqrt", "fabs")
-_NO_COPIES, _NO_VECTORS, _NO_SUMS = ("bfloat16",), ("float8", "float6", "float4"), ("bool",)
 _LOWERED = [
     s_tir.transform.LowerInitBlock(), s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
     s_tir.transform.ConvertBlocksToOpaque(), s_tir.transform.CompactBufferAllocation(),

@@ -8,9 +8,19 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from relay_wgrad.pipeline.cuda_rule import CudaRule
 from tests.support.partition_cases import module
 
 CUDA = tvm.target.Target({"kind": "cuda", "arch": "sm_80"})
+
+
+def on_the_host(rule: type[CudaRule]) -> CudaRule:
+    """The rule with the same loops, none of them bound to threads."""
+
+    def bind(self: CudaRule, sch: Any, loop: Any, axis: str) -> None:
+        """Leaves it."""
+
+    return type(rule.__name__, (rule,), {"bind": bind})()
 
 
 def functions(shapes: dict[str, Any], body: Any, dtype: str = "float32") -> dict[str, Any]:

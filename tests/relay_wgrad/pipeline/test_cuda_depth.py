@@ -24,18 +24,12 @@ from relay_wgrad.training.forward_backward import BACKWARD, FORWARD, two_parts
 from relay_wgrad.transform import space_to_depth
 from tests.support.cuda_source import cuda_source, read_back
 from tests.support.partition_cases import module
+from tests.support.schedules import on_the_host
 
 pytestmark = pytest.mark.usefixtures("registered")
 
 TARGET = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024,
           "max_shared_memory_per_block": 49152, "thread_warp_size": 32}  # fmt: skip
-
-
-class OnTheHost(SpaceToDepth):
-    """The same loops, none of them bound to threads."""
-
-    def bind(self, sch: Any, loop: Any, axis: str) -> None:
-        """Leaves it."""
 
 
 def fused(mod: tvm.IRModule) -> tvm.IRModule:
@@ -90,7 +84,7 @@ def test_the_numbers(shape: Any, taps: int, stride: int, dtype: str, form: str) 
     result = np.zeros(sizes, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     image = np.random.default_rng(0).standard_normal(shape).astype("float32")
     image[0, 0, 0, :3] = np.nan, np.inf, -np.inf
-    schedule = OnTheHost().apply(func, tvm.target.Target(TARGET), False)
+    schedule = on_the_host(SpaceToDepth).apply(func, tvm.target.Target(TARGET), False)
     assert schedule is not None
     assert run(schedule.mod["main"], image, result) == run(func, image, result)
 

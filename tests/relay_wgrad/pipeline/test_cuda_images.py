@@ -14,15 +14,9 @@ from relay_wgrad.pipeline.cuda_images import Images
 from tests.support.cuda_source import cuda_source, read_back
 from tests.support.element_cases import CUDA, SM_90, arrays_of, function, op, result_of, run
 from tests.support.partition_cases import module
+from tests.support.schedules import on_the_host
 
 pytestmark = pytest.mark.usefixtures("registered")
-
-
-class OnTheHost(Images):
-    """The same loops, none of them bound to threads."""
-
-    def bind(self, sch: Any, loop: Any, axis: str) -> None:
-        """Leaves it."""
 
 
 def last(e: Any, x: Any, dtype: str = "float16") -> Any:
@@ -54,7 +48,7 @@ def test_the_numbers(name: str) -> None:
     """As without the schedule, bit for bit."""
     operands, body = CASES[name]
     func = function(operands, body)
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(Images).apply(func, CUDA, False)
     assert schedule is not None
     assert "T.vectorized" in schedule.mod.script()
     names = [str(p.name) for p in func.params]

@@ -9,16 +9,10 @@ import pytest
 
 from relay_wgrad.pipeline.cuda_joins import Joins
 from tests.support.element_cases import CUDA, function, op, run
+from tests.support.schedules import on_the_host
 
 pytestmark = pytest.mark.usefixtures("registered")
 N = (2, 3, 5)
-
-
-class OnTheHost(Joins):
-    """The same loops, none of them bound to threads."""
-
-    def bind(self, sch: Any, loop: Any, axis: str) -> None:
-        """Leaves it."""
 
 
 def operands(channels: list[int], dtype: str) -> dict[str, Any]:
@@ -31,7 +25,7 @@ def operands(channels: list[int], dtype: str) -> dict[str, Any]:
 )
 def test_the_numbers(channels: list[int], axis: int, dtype: str) -> None:
     func = function(operands(channels, dtype), lambda e, *x: e(op.concat(x, axis)))
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(Joins).apply(func, CUDA, False)
     assert "T.vectorized" in schedule.mod.script()
     arrays = [np.random.default_rng(c).standard_normal((*N, c)).astype(dtype) for c in channels]
     want = np.concatenate(arrays, axis)
@@ -45,7 +39,7 @@ def test_joined_twice() -> None:
         operands([8, 16, 8], "float16"),
         lambda e, x, y, z: e(op.concat([e(op.concat([x, y], 3)), z], 3)),
     )
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(Joins).apply(func, CUDA, False)
     assert schedule is not None
     arrays = [np.random.default_rng(c).standard_normal((*N, c)).astype("float16") for c in (8, 16)]
     arrays.append(arrays[0] + 1)
@@ -64,7 +58,7 @@ def test_a_bias_behind_one(dtype: str) -> None:
         return e(op.concat([e(op.add(x, e(op.astype(bias, dtype)))), y], 3))
 
     func = function(given, body)
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(Joins).apply(func, CUDA, False)
     assert "T.vectorized" in schedule.mod.script()
     rng = np.random.default_rng(3)
     x, y = (rng.standard_normal((*N, c)).astype(dtype) for c in (8, 16))

@@ -24,15 +24,9 @@ from tests.support.element_cases import (
     run,
 )
 from tests.support.partition_cases import module
+from tests.support.schedules import on_the_host
 
 pytestmark = pytest.mark.usefixtures("registered")
-
-
-class OnTheHost(Packs):
-    """The same loops, none of them bound to threads."""
-
-    def bind(self, sch: Any, loop: Any, axis: str) -> None:
-        """Leaves it."""
 
 
 @pytest.mark.share(3)
@@ -41,7 +35,7 @@ def test_the_numbers(name: str) -> None:
     """As without the schedule, bit for bit."""
     operands, body = CASES[name]
     func = function(operands, body)
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(Packs).apply(func, CUDA, False)
     assert schedule is not None
     assert "T.vectorized" in schedule.mod.script()
     arrays = arrays_of(operands)
@@ -87,7 +81,7 @@ def test_parts_of_a_split() -> None:
         {"x": (S, "float16"), "y": (S, "float16")},
         lambda e, x, y: e(op.split(e(op.add(x, y)), [8], 3)),
     )
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(Packs).apply(func, CUDA, False)
     x, y = np.random.default_rng(0).standard_normal((2, *S)).astype("float16")
     main = schedule.mod["main"].with_attr("global_symbol", "main")
     built = tvm.compile(tvm.IRModule({"main": main}), "llvm")

@@ -17,16 +17,9 @@ from relay_wgrad.pipeline.cuda_reduction import ChannelSum, Windows, part_count
 from tests.support.cuda_source import cuda_source, read_back
 from tests.support.half_cases import RELAX
 from tests.support.partition_cases import module
-from tests.support.schedules import CUDA, functions, run
+from tests.support.schedules import CUDA, functions, on_the_host, run
 
 LONG = 100_352  # elements of a sum
-
-
-class OnTheHost(ChannelSum):
-    """The same loops, none of them bound to threads."""
-
-    def bind(self, sch: Any, loop: Any, axis: str) -> None:
-        """Leaves it."""
 
 
 SHAPES = [
@@ -46,7 +39,7 @@ def test_the_numbers(shape: tuple[int, ...], kind: str) -> None:
         return emit(op(x, [0, 1, 2], keepdims=kind != "sum"))
 
     (func,) = functions({"x": shape}, body).values()
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(ChannelSum).apply(func, CUDA, False)
     if schedule is None:  # normalized away: fewer than two axes are longer than 1
         assert math.prod(shape[:3]) == 1 or shape[3] == 1
         return
@@ -72,7 +65,7 @@ def test_sums_of_each_image(shape: tuple[int, ...], kind: str) -> None:
 
     names = "x" if kind == "mean" else "xy"
     (func,) = functions(dict.fromkeys(names, shape), body).values()
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(ChannelSum).apply(func, CUDA, False)
     assert schedule is not None
     arrays = list(np.random.default_rng(0).standard_normal((len(names), *shape)).astype("float32"))
     got = run(schedule, arrays, rest)
@@ -91,7 +84,7 @@ def test_half_precision(dtype: str, channels: int) -> None:
 
     shape = (4, 24, 25, channels)
     (func,) = functions({"x": shape}, body, dtype).values()
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(ChannelSum).apply(func, CUDA, False)
     assert ("T.vectorized(T.int64(8))" in schedule.mod.script()) == (channels == 24)
     assert "rf" in schedule.mod.script()
     x = np.ones(shape, numpy_dtype(dtype))
@@ -199,13 +192,6 @@ def test_a_thread_has_a_window(batch: int, alone: bool) -> None:
     assert ("__shfl" not in code and "__syncthreads" not in code) == alone
 
 
-class WindowsOnTheHost(Windows):
-    """The same loops, none of them bound to threads."""
-
-    def bind(self, sch: Any, loop: Any, axis: str) -> None:
-        """Leaves it."""
-
-
 def scratch(schedule: Any) -> int:
     """Tensors of global memory that a kernel has besides its operands and its result."""
     made = [line for line in schedule.mod.script().splitlines() if "sblock_alloc_buffer" in line]
@@ -222,7 +208,7 @@ def test_what_follows_a_window_has_its_sum_in_registers(padded: bool) -> None:
         return emit(relax.op.exp(y))
 
     (func,) = functions({"x": shape}, body).values()
-    schedule = WindowsOnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(Windows).apply(func, CUDA, False)
     assert scratch(schedule) == 0
     x = np.random.default_rng(0).standard_normal(shape).astype("float32")
     pooled = torch.nn.functional.avg_pool2d(
@@ -243,7 +229,7 @@ def test_what_two_sums_are_read_by_stays_behind_them() -> None:
     sums = total(x), total(y)
     product = te.compute(shape[:3], lambda *i: sums[0](*i) * sums[1](*i), name="product")
     func = te.create_prim_func([x, y, product])
-    schedule = WindowsOnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(Windows).apply(func, CUDA, False)
     assert scratch(schedule) == 2
     a, b = np.random.default_rng(0).standard_normal((2, *shape)).astype("float32")
     want = a.astype("float64").sum(3) * b.astype("float64").sum(3)

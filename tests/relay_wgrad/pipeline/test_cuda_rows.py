@@ -14,14 +14,7 @@ from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.cuda_reduction import ChannelSum
 from relay_wgrad.pipeline.cuda_rows import RowSum, threads_of
 from tests.support.partition_cases import module
-from tests.support.schedules import CUDA, functions, run
-
-
-class OnTheHost(RowSum):
-    """The same loops, none of them bound to threads."""
-
-    def bind(self, sch: Any, loop: Any, axis: str) -> None:
-        """Leaves it."""
+from tests.support.schedules import CUDA, functions, on_the_host, run
 
 
 def statistics(emit: Any, x: Any, mean: Any, gamma: Any) -> Any:
@@ -53,7 +46,7 @@ def test_the_numbers(dtype: str, shape: tuple[int, ...]) -> None:
     with CUDA:
         mod = tvm.transform.Sequential(passes)(bb.get())
     (func,) = (f for f in mod.functions.values() if not isinstance(f, relax.Function))
-    schedule = OnTheHost().apply(func, CUDA, False)
+    schedule = on_the_host(RowSum).apply(func, CUDA, False)
     assert schedule is not None
     rng = np.random.default_rng(0)
     x = rng.standard_normal(shape).astype(numpy_dtype(dtype))

@@ -21,6 +21,7 @@ from tests.support.cuda_source import cuda_source, read_back
 from tests.support.fast import FAST
 from tests.support.made_sums import arrays, gradient, made, operands, wide
 from tests.support.partition_cases import module
+from tests.support.schedules import on_the_host
 
 TARGET = Target(
     {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32,
@@ -28,13 +29,6 @@ TARGET = Target(
 )  # fmt: skip
 SHAPE = (4, 14, 14, 64)
 pytestmark = pytest.mark.usefixtures("registered")
-
-
-class OnTheHost(MadeSum):
-    """The same loops, none of them bound to threads."""
-
-    def bind(self, sch: Any, loop: Any, axis: str) -> None:
-        """Leaves it."""
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +84,7 @@ def test_the_numbers(shape: tuple[int, ...], axes: list[int], of_product: bool) 
     mod = fused(given, gradient(axes, of_product))
     ((name, func),) = kernels(mod).items()
     assert name.endswith("_and_sum")
-    schedule = OnTheHost().apply(func, TARGET, False)
+    schedule = on_the_host(MadeSum).apply(func, TARGET, False)
     assert "T.vectorized(T.int64(8))" in schedule.mod.script()
     values = arrays(given)
     (call,) = calls(mod)
