@@ -63,7 +63,7 @@ _ISA = (
     ("vsx", 16, 32),
 )
 WINOGRAD = "winograd"  # a target's key: not direct convolutions only
-_TILES = "amx-bf16"
+_TILES, _PAIRS = "amx-bf16", "avx512bf16"  # features that multiply numbers of bfloat16
 # Linux's numbers for x86-64: arch_prctl, ARCH_REQ_XCOMP_PERM, the data of tiles.
 TILES_REQUEST = (158, 0x1023, 18)
 # Where a target does not say, kernels are cut so that this many cores have even work.
@@ -78,7 +78,7 @@ def machine(target: Target) -> Machine:
     known: dict[str, Any] = {**_caches()} if own else {}
     known["allows_winograd"] = WINOGRAD in target.keys
     known["has_tiles"] = _TILES in features and (not own or tiles_are_permitted())
-    known["has_bfloat16"] = "avx512bf16" in features
+    known["has_bfloat16"] = _PAIRS in features
     for feature, width, registers in _ISA:
         if feature in features:
             return Machine(width, registers, cores, **known)
@@ -123,25 +123,28 @@ def bfloat16_units(target: Target) -> str:
     )
 
 
-def disabled_features(cpu: str, present: Mapping[str, bool]) -> list[str]:
-    """LLVM's features of a CPU model that a host of that model has not, sorted.
+def changed_features(cpu: str, present: Mapping[str, bool]) -> list[str]:
+    """What a target says of a host beside its CPU model, as LLVM's `+feature` and `-feature`.
 
     LLVM's name of a host's CPU is that of its family and model. A virtual machine shows both and
-    may disable instructions, of which any then ends the process by SIGILL.
+    may disable instructions, of which any then ends the process by SIGILL; or it shows an older
+    model than its instructions are of, where bfloat16's units would lie idle.
 
     cpu : LLVM's name.
     present : LLVM's features -> whether the host has them; one that is not in it is left alone.
     """
-    features = codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
-    return sorted(name for name in features if not present.get(name, True))
+    of_model = codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
+    disabled = sorted(name for name in of_model if not present.get(name, True))
+    added = [name for name in (_TILES, _PAIRS) if present.get(name) and name not in of_model]
+    return [*(f"-{name}" for name in disabled), *(f"+{name}" for name in added)]
 
 
 @lru_cache(maxsize=1)
 def _host() -> dict[str, Any]:
     """What a target says of this host's instructions."""
     cpu = codegen.llvm_get_system_cpu()
-    disabled = disabled_features(cpu, get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")())
-    return {"mcpu": cpu, **({"mattr": [f"-{name}" for name in disabled]} if disabled else {})}
+    changed = changed_features(cpu, get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")())
+    return {"mcpu": cpu, **({"mattr": changed} if changed else {})}
 
 
 def host_target(cores: int | None = None, *, allow_winograd: bool = False) -> Target:

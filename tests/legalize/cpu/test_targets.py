@@ -14,7 +14,7 @@ from tvm.target import Target, codegen
 from legalize import cpu
 from legalize.cpu import max_pool
 from legalize.cpu.emitters.loops import alignment
-from legalize.cpu.machine import disabled_features, machine
+from legalize.cpu.machine import changed_features, machine
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.children import run_code
 from tests.support.problems import (
@@ -122,17 +122,29 @@ def test_instructions_that_a_virtual_machine_disables() -> None:
     """A Zen 4 that shows AVX2 only."""
     model = codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": "znver4"}))
     masked = {name: not name.startswith(("avx512", "gfni")) for name in model}
-    disabled = disabled_features("znver4", {**masked, "amx-tile": False})
-    assert disabled == sorted(name for name, kept in masked.items() if not kept)
-    assert disabled_features("znver4", {}) == []
-    target = Target(
-        {"kind": "llvm", "mcpu": "znver4", "num-cores": 1, "mattr": [f"-{x}" for x in disabled]}
-    )
+    disabled = changed_features("znver4", {**masked, "amx-tile": False})
+    assert disabled == sorted(f"-{name}" for name, kept in masked.items() if not kept)
+    assert changed_features("znver4", {}) == []
+    target = Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 1, "mattr": disabled})
     assert (machine(target).vector_bytes, machine(target).registers) == (32, 16)
     problem = ConvProblem.parse("wgrad n=1 c=32 h=14 w=14 k=32 r=3 s=3 layout=NHWC/OHWI/NHWC")
     for at in (target, Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 1})):
         code = tvm.compile(cpu.prim_func(problem, at), target=at).mod.inspect_source("asm")
         assert ("zmm" in code) == (at is not target)
+
+
+def test_a_virtual_machine_that_shows_an_older_model() -> None:
+    """A Sapphire Rapids that says it is a Rocket Lake."""
+    model = codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": "rocketlake"}))
+    real = codegen.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": "sapphirerapids"}))
+    present = {name: name in real for name in {*model, *real}}
+    changed = changed_features("rocketlake", present)
+    assert changed[-2:] == ["+amx-bf16", "+avx512bf16"]
+    assert all(x.startswith("-") for x in changed[:-2])
+    target = Target({"kind": "llvm", "mcpu": "rocketlake", "num-cores": 1, "mattr": changed})
+    assert machine(target).has_bfloat16
+    assert {"amx-tile", "amx-bf16"} <= {*map(str, codegen.llvm_get_cpu_features(target))}
+    assert changed_features("sapphirerapids", present) == []
 
 
 NEON = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1", "num-cores": 4}
