@@ -1,4 +1,4 @@
-"""Reductions of one term, with what is computed of their results in the same kernel."""
+"""Reductions and searches of one term, and what is computed of their results in the same kernel."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ CASES: list[tuple[str, Callable[..., Any], list[Any], Callable[..., Any]]] = [
      lambda x, y: x + y),
     ("collapse_sum_to", lambda x, y: R.add(R.collapse_sum_to(x, (3, 4)), y), [(1, 3, 4), (3, 4)],
      lambda x, y: x[0] + y),
+    ("search", lambda x: R.argmax(R.astype(x, "float32"), 0), [(1, 512, 5, 14)],
+     lambda x: np.argmax(x, 0)),
+    ("search, read", lambda x, y: R.add(R.astype(R.argmin(x, 1), y.ty.dtype), y),
+     [(48, 1, 400), (48, 400)], lambda x, y: y),
 ]  # fmt: skip
 
 
