@@ -208,15 +208,23 @@ _RULES: list[tuple[Any, Callable[[Any], Any]]] = [
 def rounded(kernel: tirx.PrimFunc) -> Any:
     """A kernel's statements with each result in bfloat16 rounded."""
     names: list[Any] | None = None if _has_vectors(kernel) else []
-    stores = (tirx.BufferStore, partial(_stored, kernel.params, names))
-    body = structural_map(kernel.body, [*_RULES, stores])
-    body = structural_map(body, [(tirx.Let, _written_out), (tirx.Bind, _bound)])
+    rules = [*_RULES, (tirx.BufferStore, partial(_stored, kernel.params, names))]
+    if names is not None:
+        rules.append((s_tir.SBlock, partial(_allocating, names)))
+    body = structural_map(kernel.body, rules)
+    return structural_map(body, [(tirx.Let, _written_out), (tirx.Bind, _bound)])
+
+
+def _allocating(names: list[Any], block: Any) -> Any:
+    """The block with the memory of what its statements name: blocks end before those around them.
+
+    Elsewhere it would have to be among what the block writes.
+    """
     if not names:
-        return body
-    root = body.block
-    memory = [*root.alloc_buffers, *names]
-    root = s_tir.SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint, root.body, root.init, memory,
-        root.match_buffers, root.annotations,
+        return block
+    memory = [*block.alloc_buffers, *names]
+    names.clear()
+    return s_tir.SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init, memory,
+        block.match_buffers, block.annotations,
     )  # fmt: skip
-    return s_tir.SBlockRealize(body.iter_values, body.predicate, root)

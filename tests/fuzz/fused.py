@@ -101,7 +101,7 @@ def _step(
         return None
     digits = "".join(map(str, axes))
     if kind in ("two", "pair"):
-        other = _other(rng, made, at)
+        other = _other(rng, made, at, is_open)
         if other is None:
             return None
         if kind == "pair":
@@ -135,11 +135,13 @@ def _step(
     return _moved(rng, made, at, is_open)
 
 
-def _other(rng: random.Random, made: list[tuple[Shape, str]], at: int) -> int | None:
-    """A value of the same dtype that fits."""
+def _other(rng: random.Random, made: list[tuple[Shape, str]], at: int, is_open: bool) -> int | None:
+    """A value of the same dtype that fits, whether or not the first axis is of one element."""
     shape, dtype = made[at]
 
     def fits(other: Shape) -> bool:
+        if is_open and len(other) != len(shape):
+            return False
         try:
             return math.prod(np.broadcast_shapes(shape, other)) <= 2 * _MOST
         except ValueError:

@@ -45,6 +45,22 @@ def test_bfloat16_that_is_read_again_is_rounded(length: int) -> None:
     np.testing.assert_array_equal(vm["main"](tvm.runtime.tensor(numbers)).numpy(), want)
 
 
+@pytest.mark.usefixtures("registered")
+def test_bfloat16_that_is_rounded_often_goes_through_all_of_tvms_lowering() -> None:
+    """An exported library's: what is named for it is of the block that it is in."""
+    x = relax.Var("x", relax.TensorType((100,), "bfloat16"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(R.min(bb.emit(R.exp(x)), [0], keepdims=True))
+        bb.emit_func_output(out)
+    built = tvm.compile(bb.get(), "llvm", relax_pipeline=cpu_pipeline())
+    numbers = np.random.default_rng(0).standard_normal(100).astype(ml_dtypes.bfloat16)
+    found = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(numbers)).numpy()
+    want = np.exp(numbers.astype("float32")).astype(ml_dtypes.bfloat16).min()
+    np.testing.assert_array_equal(found, [want])
+
+
 def test_bfloat16_is_rounded_after_each_operator() -> None:
     """Arithmetic, choices and functions of one kernel; long chains are not longer for it."""
     x, y = (relax.Var(name, relax.TensorType((3000,), "bfloat16")) for name in "xy")
