@@ -16,6 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import tvm
 from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
@@ -53,7 +55,7 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
                 body = structural_map(body, [(tirx.Add, beside_a_number)])
             body = structural_map(body, rules)
             if cuda:  # of what the rules have written too
-                body = structural_map(body, [(tvm.ir.Call, _bits)])
+                body = structural_map(body, [(tvm.ir.Call, _bits), (tirx.FloatImm, _special)])
             return func if body.same_as(func.body) else func.with_body(body)
 
         return with_changed_kernels(mod, change)
@@ -108,6 +110,14 @@ def _bits(node: Any) -> Any:
         return node
     dtype = str(node.ty.dtype)
     return tirx.call_pure_extern(dtype, _OF_BITS[dtype], node.args[0])
+
+
+def _special(number: Any) -> Any:
+    """NaN and infinities of bfloat16, which TVM writes as names that CUDA does not have."""
+    if str(number.ty.dtype) != "bfloat16" or math.isfinite(number.value):
+        return number
+    word = int(np.asarray(number.value, ml_dtypes.bfloat16).view(np.uint16))
+    return tirx.call_pure_extern("bfloat16", "__ushort_as_bfloat16", tirx.const(word, "uint16"))
 
 
 def _is_float(value: Any) -> bool:

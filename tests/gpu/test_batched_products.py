@@ -186,7 +186,11 @@ def test_two_streams_at_once() -> None:
 
 @pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
 def test_a_step_with_attention(dtype: str | None) -> None:
-    """All products by cuBLAS, or by TVM's kernels, and PyTorch in float64."""
+    """All products by cuBLAS, or by TVM's kernels, and PyTorch in float64.
+
+    Of halves PyTorch's own distance by autocast is the measure: without a scale of the loss much of
+    a float16 gradient here is less than its least normal number.
+    """
     torch.manual_seed(0)
     model = Attention(heads=4, features=32, tokens=70).train()
     graph = from_torch(model, (torch.zeros(16, 70, 6),))
@@ -197,12 +201,19 @@ def test_a_step_with_attention(dtype: str | None) -> None:
     assert set(report.reasons()) == {BY_CUBLAS}
     batch = graph.random_batch(0)
     arguments = graph.arguments(batch)
+    labels = torch.tensor(batch["labels"])
+
+    def gradients(module: Any, x: Any, half: str | None = None) -> Any:
+        with torch.autocast("cpu", getattr(torch, half or "bfloat16"), enabled=half is not None):
+            logits = module(x)
+        torch.nn.functional.cross_entropy(logits.to(x.dtype), labels).backward()
+        wanted = {n.replace(".", "_"): p.grad.numpy() for n, p in module.named_parameters()}
+        return np.concatenate([wanted[n].ravel() for n in graph.trainable])
+
     double = Attention(heads=4, features=32, tokens=70).double()
     double.load_state_dict({n: t.double() for n, t in model.state_dict().items()})
-    logits = double(torch.tensor(batch["x"], dtype=torch.float64))
-    torch.nn.functional.cross_entropy(logits, torch.tensor(batch["labels"])).backward()
-    wanted = {n.replace(".", "_"): p.grad.numpy() for n, p in double.named_parameters()}
-    right = np.concatenate([wanted[n].ravel() for n in graph.trainable])
+    right = gradients(double, torch.tensor(batch["x"], dtype=torch.float64))
+    theirs = apart(gradients(model, torch.tensor(batch["x"]), dtype), right) if dtype else 0.0
     errors = []
     for direct in (None, False):
         with cuda_compiler():
@@ -211,5 +222,4 @@ def test_a_step_with_attention(dtype: str | None) -> None:
         assert any(SYMBOL in text for text in library.sources) == (direct is None)
         got = [g.numpy() for g in vm[ADJOINT](*on_gpu(arguments))[1]]
         errors.append(apart(np.concatenate([g.ravel() for g in got]), right))
-    limit = {None: 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
-    assert max(errors) < limit, errors
+    assert max(errors) < max(1e-5, 2 * theirs), (errors, theirs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from tests.fuzz.arithmetic import GENERATOR
 from tests.support.compiled import virtual_machine
+from tests.support.cuda_source import cuda_source
 from tests.support.ieee import wrong
 
 
@@ -157,6 +160,26 @@ def test_cuda_makes_zeros_of_bits_in_its_own_words(dtype: str) -> None:
     sources = [module.inspect_source() for module in made if str(module.kind) == "cuda"]
     assert any("__int_as_float(-2147483648)" in source for source in sources)
     assert not any("(&(" in source for source in sources)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf], ids=str)
+@pytest.mark.parametrize("shape", [(4096,), (64, 37)], ids=str)
+def test_cuda_has_words_for_a_bfloat16_that_is_no_number(
+    shape: tuple[int, ...], number: float
+) -> None:
+    """TVM writes `nanf` and `inff`; an index that is out of bounds gives NaN, a mask -inf."""
+    x = relax.Var("x", relax.TensorType(shape, "bfloat16"))
+    kept = relax.Var("kept", relax.TensorType(shape, "bool"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, kept]):
+        with bb.dataflow():
+            out = bb.emit_output(R.where(kept, x, R.const(number, "bfloat16")))
+        bb.emit_func_output(out)
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
+    source = cuda_source(tvm.compile(bb.get(), target, relax_pipeline=cuda_pipeline()).mod)
+    word = np.asarray(number, ml_dtypes.bfloat16).view(np.uint16)
+    assert f"__ushort_as_bfloat16((ushort){word})" in source
+    assert not {"nanf", "inff"} & set(re.findall(r"\w+", source))
 
 
 @pytest.mark.usefixtures("registered")
