@@ -242,8 +242,11 @@ class _Block:
             return False
         if len(self.stores) > 1 and not self.functions <= {f"tirx.{x}" for x in _OF_VECTORS}:
             return False
+        params = self.sch.mod["main"].params
         for store in self.stores:
             dtype = str(store.buffer.dtype)
+            if dtype == "bool" and not any(map(store.buffer.same_as, params)):
+                return False  # TVM makes vectors of such memory, and of what they hold int8
             if asks_each(store.value, self.axes[-1], self.pieces):
                 return False
             if self.reduced:

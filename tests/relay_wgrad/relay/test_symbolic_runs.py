@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tvm
 
+from legalize.cpu import host_target
 from relay_wgrad import relay
 from relay_wgrad.relay import te
 from tests.support.relay.symbolic_programs import Program, program
@@ -155,3 +156,20 @@ def test_gradients_of_a_symbolic_batch() -> None:
         for got, want in zip(symbolic(*inputs)[1], wanted, strict=True):
             a, b = got.numpy(), want.numpy()
             assert np.linalg.norm(a - b) < 1e-5 * np.linalg.norm(b)
+
+
+def test_a_mask_of_another_sizes_name_is_memory_of_the_kernel() -> None:
+    """Two open batches are one at the run: what compares them is no part of what chooses by it."""
+    shape = (relay.Any(), 1, 37, 96)
+    x, y = (relay.var(name, shape=shape, dtype="float32") for name in "xy")
+    zero, quarter = (relay.const(np.float32(number)) for number in (0.0, 0.25))
+    largest = relay.where(relay.greater(y, x), y, x)
+    masked = relay.where(relay.greater(x, quarter), largest, zero)
+    outs = [largest, relay.sum(masked, [1, 2]), relay.sum(relay.multiply(masked, x), [1, 2])]
+    mod = relay.IRModule.from_expr(relay.Function([x, y], relay.Tuple(outs)))
+    a, b = np.random.default_rng(0).standard_normal((2, 3, *shape[1:])).astype("float32")
+    got = relay.create_executor("vm", mod, tvm.cpu(), host_target()).evaluate()(a, b)
+    kept = np.where(a > 0.25, np.maximum(a, b), 0)
+    wanted = np.maximum(a, b), kept.sum((1, 2)), (kept * a).sum((1, 2))
+    for each, want in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(each.numpy(), want, rtol=1e-5, atol=1e-5)
