@@ -6,6 +6,7 @@ tensors with the channels first), or `step`, `backend` and `convolutions` (`benc
 Each side is a process of its own, or all of PyTorch's are one (--together: cuDNN tunes once).
 Processes compile side by side (--jobs), and use the GPU one after another (`benchmarks.gpu_turns`),
 or each of --gpus, a row's sides the same one.
+A row whose sides differ in the loss or in the gradients' norm by a twentieth has no ratio.
 The file is written after each side; with --resume a row that has not all sides is measured anew.
 
 A model is one of torchvision's or timm's, `unet`, `unet3d`, `unet3d_instance` or `resenc_m` (of
@@ -121,12 +122,15 @@ def measured(
 
 
 def row_of(sides: dict[str, Any]) -> dict[str, Any]:
-    """What a row says of its sides: ours over the best of PyTorch's, and which failed."""
+    """What a row says of its sides: ours over the best of PyTorch's, if their numbers are alike,
+    and which failed."""
     row: dict[str, Any] = {"sides": sides}
-    if not math.isnan(found := ratio(row)):
+    reasons = [f"{side}: {f['error']}" for side, f in sides.items() if "error" in f]
+    apart = disagreements(sides)
+    if not math.isnan(found := ratio(row)) and not apart:
         row["ratio"] = found
-    if failed := [f"{side}: {f['error']}" for side, f in sides.items() if "error" in f]:
-        row["reason"] = "; ".join(failed)
+    if reasons := [*reasons, *apart]:
+        row["reason"] = "; ".join(reasons)
     return row
 
 
@@ -151,17 +155,15 @@ def ratio(row: dict[str, Any]) -> float:
     return float(found["ours"] / min(theirs)) if theirs and "ours" in found else math.nan
 
 
-def disagreements(rows: list[dict[str, Any]], most: float = 0.05) -> list[str]:
-    """Rows whose sides are further apart in the loss or in the gradients' norm: one line each."""
-    lines = []
-    for row in rows:
-        good = {n: f for n, f in row["sides"].items() if "error" not in f}
-        for what in ("loss", "norm"):
-            values = [f[what] for f in good.values()]
-            if values and not max(values) - min(values) <= most * max(map(abs, values)):
-                said = ", ".join(f"{n} {f[what]:.4g}" for n, f in good.items())
-                lines.append(f"{row['model']} {row['dtype']}: the sides differ in {what}: {said}")
-    return lines
+def disagreements(sides: dict[str, Any], most: float = 0.05) -> list[str]:
+    """In what a row's sides are further apart: the loss, the gradients' norm."""
+    good, found = {n: f for n, f in sides.items() if "error" not in f}, []
+    for what in ("loss", "norm"):
+        values = [f[what] for f in good.values() if what in f]
+        if values and not max(values) - min(values) <= most * max(map(abs, values)):
+            said = ", ".join(f"{n} {f[what]:.4g}" for n, f in good.items())
+            found.append(f"the sides differ in {what}: {said}")
+    return found
 
 
 def _shown(side: str) -> Callable[[dict[str, Any]], str]:
@@ -192,7 +194,7 @@ def _convolutions(row: dict[str, Any]) -> float:
 
 
 BENCHMARK = Benchmark(
-    cases, run=run, suites=SUITES, by=("dtype",), summary=disagreements, is_whole=is_whole,
+    cases, run=run, suites=SUITES, by=("dtype",), is_whole=is_whole,
     options={
         "against": Option(("eager", "compile", "graphs"), "", SIDES[1:]),
         "models": Option((), "in place of the suites'"),

@@ -26,6 +26,7 @@ from benchmarks.gpu_steps import (
     is_whole,
     measured,
     ratio,
+    row_of,
 )
 from benchmarks.gpu_turns import ENDED, Turns
 from benchmarks.runner import Case, Rows
@@ -123,12 +124,18 @@ def test_pytorchs_sides_may_share_a_process() -> None:
         assert len(groups(args)) == want
 
 
-def test_sides_that_differ_are_said() -> None:
-    sides = {"ours": {"loss": 7.0, "norm": 1.0}, "eager": {"loss": 7.1, "norm": 1.2}}
-    (line,) = disagreements([{"model": "a", "dtype": "f16", "sides": sides}])
-    assert "norm: ours 1, eager 1.2" in line
+def test_sides_that_differ_have_no_ratio() -> None:
+    sides: dict[str, Any] = {
+        "ours": {"ms": 1.0, "loss": 7.0, "norm": 1.0},
+        "eager": {"ms": 2.0, "loss": 7.1, "norm": 1.2},
+    }
+    assert row_of(sides) == {
+        "sides": sides, "reason": "the sides differ in norm: ours 1, eager 1.2"
+    }  # fmt: skip
     sides["ours"]["norm"] = math.nan
-    assert len(disagreements([{"model": "a", "dtype": "f16", "sides": sides}])) == 1
+    assert "ratio" not in row_of(sides)
+    sides["ours"]["norm"] = 1.17
+    assert row_of(sides) == {"sides": sides, "ratio": 0.5}
     assert math.isnan(ratio({"sides": {"ours": {"ms": 1.0}, "eager": {"error": "no"}}}))
 
 
@@ -150,7 +157,7 @@ def test_sides_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for one in ("step", "backend"):
         sides |= gpu_sides.measure((one,), row, "cpu")
     assert list(sides) == ["ours", "eager", "step", "backend"]
-    assert not disagreements([{"model": "tiny", "dtype": "f32", "sides": sides}], 1e-4)
+    assert not disagreements(sides, 1e-4)
     assert all(figures["ms"] > 0 for figures in sides.values())
 
 
@@ -198,7 +205,7 @@ def test_pytorch_compiles_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> No
         sides = dict(gpu_sides.measure(("eager", "compile", "graphs"), row, "cpu", turns))
     assert events[:5] == ["compiled"] * 4 + ["turn"]
     assert set(events[5:]) == {"run"}
-    assert not disagreements([{"model": "tiny", "dtype": "f32", "sides": sides}], 1e-5)
+    assert not disagreements(sides, 1e-5)
 
 
 def test_the_kernels_of_a_step_are_split() -> None:
