@@ -4,8 +4,8 @@ Pixels are innermost in both activations, so they fill the vectors, and weights 
 is transposed.  A task has some tiles of an image's pixels.  It copies what it reads of them to
 panels [tile][channel][pixel], so that a sum runs through memory and not over rows that are an
 image's pixels apart, whose lines would compete for the same places of a cache.  With 32 registers
-its products ask for the lines that the next task copies, as they come from beyond the level-2
-cache, and for those that the next tile is written to, unless these compete for places.
+its products ask for the lines that the next task copies and for those that the next tile is
+written to, as they come from beyond the level-2 cache.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from ..emitters.loops import (
     zero,
 )
 from ..emitters.memory import NO_BORDER, Memory, Panels
-from ..emitters.tiles import cache_sets_conflict
 from ..machine import Machine
 
 VECTORS = 3  # of a tile's row
 MOVED = 0.25  # vectors' multiply-adds in the time of an element that is transposed; measured
+# Level-1 caches that a group's pixels take.  Of fewer a row's results are short runs; more leave no
+# room in the level-2 cache for the lines that are asked for.  Measured.
+_NEAR = 2
 _MANY_TASKS = 16  # of each core, from which on their number need not be a multiple of the cores'
 
 
@@ -124,19 +126,25 @@ class Product:
             self.copy(copied, n, first, count)
             # A block's rows are written for all tiles: memory is far, and rows are far apart.
             ahead = self._ahead(n, group, groups, first + count, many * panels.blocks)
+            to_rows = self.rows * self.y_step["C"]
             with serial(each) as i, serial(count) as t:
                 block = bind(part * each + i)
                 number = bind(block * many + t)
+                # The next tile that is written: of the same rows, or the first of the next rows.
+                after = bind(
+                    T.if_then_else(t + 1 < count, int64(self.width), to_rows - t * self.width)
+                )
                 for tile in self._tiles(first + t):
                     with when(tile.there):
                         where = n, first, t, block, number
-                        self._sums(copied, weight, panels, where, tile, ahead)
+                        self._sums(copied, weight, panels, where, tile, after, ahead)
 
     def _sizes(self, panels: Panels) -> tuple[int, int]:
-        """(groups of an image's tiles, parts of the blocks of channels): a group's pixels take a
-        quarter of the level-2 cache, and there are as many tasks as have even work."""
-        bytes_ = self.reduced * self.width * self.bytes
-        groups = ceildiv(self.tiles, max(1, self.machine.l2_bytes // 4 // bytes_))
+        """(groups of an image's tiles, parts of the blocks of channels): a group's pixels are near
+        the level-1 cache, and there are as many tasks as have even work."""
+        bytes_, m = self.reduced * self.width * self.bytes, self.machine
+        near = m.l2_bytes // 4 if m.has_few_registers else _NEAR * m.l1_bytes
+        groups = ceildiv(self.tiles, max(1, near // bytes_))
         images, cores = self.problem.n, self.machine.cores
         tasks = groups * (images if isinstance(images, int) else 1)
         fair = [x for x in range(1, panels.blocks + 1) if panels.blocks % x == 0]
@@ -203,7 +211,7 @@ class Product:
                             )  # fmt: skip
 
     def _ask(
-        self, ahead: _Ahead, number: Expr, step: tuple[Expr, int], target: Expr, vectors: int
+        self, ahead: _Ahead, number: Expr, step: tuple[Expr, int], after: Expr, vectors: int
     ) -> None:
         """A step's share of the lines that a tile asks for."""
         i, steps = step
@@ -212,20 +220,20 @@ class Product:
             run = bind(T.min(int64(line // ahead.line), int64(self.runs - 1)))
             place = self.run(run) + line % ahead.line * self.line
             prefetch(self.x, ahead.begin + place, level=2)
-        row, total = self.y_step["C"], self.rows * vectors
-        if self.is_scattered or cache_sets_conflict(self.machine, self.rows, row * self.bytes):
+        if self.is_scattered:
             return
+        row, total = self.y_step["C"], self.rows * vectors
         some = ceildiv(total, steps)
         for j in range(some):
             line = bind(T.min(int64(i * some + j), int64(total - 1)))
             place = line // vectors * row + line % vectors * self.lanes
-            prefetch(self.y, target + place, write=True)
+            prefetch(self.y, after + place, level=2)
 
     def _sums(
         self, copied: Expr, weight: Expr, panels: Panels, where: tuple[Expr, ...], tile: PixelTile,
-        ahead: _Ahead | None,
+        after: Expr, ahead: _Ahead | None,
     ) -> None:  # fmt: skip
-        """A block of channels of one tile."""
+        """A block of channels of one tile; the next one is written `after` this one's place."""
         n, first, t, block, number = where
         lanes, accum = self.lanes, self.memory.accum
         size = tile.vectors * lanes
@@ -248,7 +256,7 @@ class Product:
         each = self.reduced // steps if steps else 0
         if ahead:
             with serial(steps) as i:
-                self._ask(ahead, number, (i, steps), target + size, tile.vectors)
+                self._ask(ahead, number, (i, steps), bind(target + after), tile.vectors)
                 with serial(each) as c:
                     products(i * each + c)
         if steps * each < self.reduced:
