@@ -6,6 +6,8 @@ and input channels; positions off the image are zeros of the operand's border.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
 from ..emitters.axes import Axis
@@ -15,6 +17,7 @@ from ..emitters.tiles import Tile, cache_sets_conflict, channel_block, pixel_til
 from ..machine import Machine
 from .blocked import Blocked
 from .core import Core
+from .stage import stage
 
 # Input channels of a 1 x 1 kernel from which on fewer loads matter more than fewer tiles.
 _DEEP = 64
@@ -54,17 +57,25 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     deep = depth.border() if depth and blocked else (0, 0)
     weight, panels = memory.panels("I" if dgrad else "O", groups, channels, reduced, block)
     memory.move_weight(weight, panels, True, reverse=dgrad)
-    tensors = (
+    tensors = [
         memory.operand(operand, groups, reduced, border=(top, left, bottom, right), deep=deep),
         memory.result(groups, channels),
-    )
+    ]
+    plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
+    bands = None
+    if not blocked and not (pointwise and plain):
+        of_band = (1 if depth else problem.n) * groups * panels.blocks
+        tile = _tile(m, axes, vectors, lanes)
+        bands = stage(memory, tensors[1], axes, tile, of_band, m.cores)
+    if bands:
+        tensors[1] = replace(tensors[1], is_copied=False)
     slabs = batch = None
-    if depth and not blocked and memory.image_bytes(*tensors) > memory.slab_bytes:
-        slabs = Slabs(memory, depth, *tensors)
+    slab_bytes = memory.slab_bytes(panels)
+    if depth and not blocked and memory.image_bytes(*tensors) > slab_bytes:
+        slabs = Slabs(memory, depth, slab_bytes, *tensors)
     else:
         batch = memory.batch(*tensors)
     *_, height, width = out
-    plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
     merged = streams = False
     if batch and pointwise and plain:
         # 1 x 1 convolutions are matrix products: the pixels of an image are one row, and if the
@@ -75,18 +86,27 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             height, width = 1, height * width * (images if merged else 1)
             streams = True  # also what stays in a cache: another core has written it
         axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
+    if blocked:
+        assert batch is not None
+        tile = row_tile(m, vectors, lanes)
+        core = Blocked(problem, m, memory.accum, axes, tile, depth)
+        with batch.each() as (_, count, (x, y)):
+            core.write(x, y, weight, panels, 1 if merged else count)
+        return
+    own = Core(
+        problem, m, memory.accum, axes, _tile(m, axes, vectors, lanes), streams, depth, bands
+    )
+    if slabs:
+        with slabs.each() as (planes, (x, y), lines):
+            own.write(x, y, weight, panels, 1, planes, lines)
+        return
+    assert batch is not None
+    with batch.each() as (_, count, (x, y)):
+        own.write(x, y, weight, panels, 1 if merged else count)
+
+
+def _tile(m: Machine, axes: list[Axis], vectors: int, lanes: int) -> Tile:
     rows, columns = pixel_tile(m, vectors, axes[0].count, axes[1].count)
     if axes[0].phases == 1 and axes[0].rows_of_taps(1) < _FEWER * axes[0].rows_of_taps(rows):
         rows = 1  # taps off the image are left out where they miss all rows of a tile
-    tile = Tile(rows, columns, vectors, lanes)
-    own = Core(problem, m, memory.accum, axes, tile, streams, depth)
-    if slabs:
-        with slabs.each() as (planes, (x, y)):
-            own.write(x, y, weight, panels, 1, planes)
-        return
-    core = own if not blocked else Blocked(
-        problem, m, memory.accum, axes, row_tile(m, vectors, lanes), depth
-    )  # fmt: skip
-    assert batch is not None
-    with batch.each() as (_, count, (x, y)):
-        core.write(x, y, weight, panels, 1 if merged else count)
+    return Tile(rows, columns, vectors, lanes)

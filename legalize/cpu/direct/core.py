@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 
 from ..emitters.axes import Axis
+from ..emitters.lines import Lines
 from ..emitters.loops import (
     Expr,
     bind,
@@ -32,6 +34,7 @@ from ..emitters.loops import (
 from ..emitters.memory import Image, Panels
 from ..emitters.tiles import Tile, shapes
 from ..machine import Machine
+from .stage import Stage
 
 
 class Deep:
@@ -63,52 +66,136 @@ class Deep:
             yield t
 
 
+@dataclass(frozen=True)
+class _Task:
+    """A task of a grid, by its indices."""
+
+    index: Sequence[Expr] = ()
+    sizes: Sequence[Expr] = ()
+
+    @property
+    def number(self) -> Expr:
+        number: Expr = 0
+        for i, size in zip(self.index, self.sizes, strict=True):
+            number = number * size + i
+        return number
+
+
+class _Ask:
+    """A task's share of the lines that are asked for, some at each of its steps."""
+
+    def __init__(self, lines: Lines, task: _Task, steps: int) -> None:
+        of_task = ceildiv(lines.count, math.prod(task.sizes))
+        self._lines, self._some = lines, ceildiv(of_task, steps)
+        self._next = local("asked", 1, "int64")
+        T.buffer_store(self._next, int64(task.number * of_task), [int64(0)])
+
+    def step(self) -> None:
+        at = bind(self._next[int64(0)])
+        for i in range(self._some):
+            self._lines.ask(at + i)
+        T.buffer_store(self._next, at + self._some, [int64(0)])
+
+
 class Core:
     """Tiles one by one, each with its sums in registers from beginning to end."""
 
     def __init__(
         self, problem: ConvProblem, m: Machine, accum: str, axes: list[Axis], tile: Tile,
-        streams: bool, depth: Axis | None = None,
+        streams: bool, depth: Axis | None = None, stage: Stage | None = None,
     ) -> None:  # fmt: skip
         self.problem = problem
         self.machine = m
         self.accum = accum
         self.axes = axes
         self.depth = depth
+        self.stage = stage  # between its sums and a result with channels outside
         self.tile = tile
         self.line = m.line(accum)
         self.streams = streams  # a row of pixels that are read and written in order
 
     def write(
         self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr,
-        planes: tuple[Expr, int] | None = None,
+        planes: tuple[Expr, int] | None = None, lines: Sequence[Lines] = (),
     ) -> None:  # fmt: skip
-        """The loops; of a volume over some `planes` of each phase, (the first, how many)."""
-        rows, columns = self.axes
-        tile = self.tile
-        high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
+        """The loops; of a volume over some `planes` of each phase, (the first, how many).  Between
+        products they ask for `lines`."""
         first, deep = planes or (0, self.depth.count if self.depth else 1)
-        sizes = (images, deep, high, wide)
-        weights = panels.size * DTYPE_BYTES[self.accum]
-        # All weights stay in the cache if they fit; else one block of them does, for all pixels.
-        small = weights <= self.machine.l2_bytes // 2
-        order = (*sizes, panels.groups, panels.blocks) if small else (
-            panels.groups, panels.blocks, *sizes
-        )  # fmt: skip
-        with parallel(*order) as index:
-            n, z, a, b, g, block = index if small else (*index[2:], *index[:2])
+        if self.stage:
+            self._write_bands(x, y, weight, panels, (images, deep), first, lines, self.stage)
+            return
+        (rows, columns), tile = self.axes, self.tile
+        high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
+        with self._tasks((images, deep, high, wide), panels) as (task, (n, z, a, b), (g, block)):
             z, a, b = bind(first + z), bind(a * tile.rows), bind(b * tile.columns)
+            asks = [_Ask(each, task, self._steps(panels)) for each in lines]
             phases = (self.depth.phases if self.depth else 1, rows.phases, columns.phases)
             with serial(math.prod(phases)) as phase:
                 where, of_phase = (n, z, a, b, g, block), digits(phase, phases)
+                target = y, bind(block * panels.block)
                 for shape in shapes(self.axes, tile, a, b):
-                    self._tile(x, y, weight, panels, where, of_phase, shape)
+                    self._tile(x, target, weight, panels, where, of_phase, shape, asks)
+
+    def _write_bands(
+        self, x: Image, y: Image, weight: Expr, panels: Panels, sizes: tuple[Expr, int],
+        first: Expr, lines: Sequence[Lines], stage: Stage,
+    ) -> None:  # fmt: skip
+        """The loops where results wait in bands of rows."""
+        (rows, columns), tile, depth = self.axes, self.tile, self.depth
+        high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
+        deep_phases = depth.phases if depth else 1
+        steps = stage.tiles * wide * self._steps(panels)
+        with self._tasks((*sizes, stage.count), panels) as (task, (n, z, band), (g, block)):
+            z, channel = bind(first + z), g * panels.lanes + block * panels.block
+            asks = [_Ask(each, task, steps) for each in lines]
+            with serial(deep_phases) as deep:
+                plane, exists = depth.place(z, deep) if depth else (0, True)
+                with when(exists):
+                    room, place = stage.room(band), stage.place(y, n, plane, band, channel)
+                    all_asks = (
+                        *asks,
+                        _Ask(stage.lines(place), _Task(), max(1, steps // deep_phases)),
+                    )
+                    with serial(stage.tiles) as i, serial(wide) as j:
+                        number = bind(band * stage.tiles + i)
+                        with when(number < high if high % stage.tiles else True):
+                            a, b = bind(number * tile.rows), bind(j * tile.columns)
+                            with serial(rows.phases * columns.phases) as phase:
+                                of_phase = [deep, *digits(phase, (rows.phases, columns.phases))]
+                                for shape in shapes(self.axes, tile, a, b):
+                                    self._tile(
+                                        x, (room, 0), weight, panels, (n, z, a, b, g, block),
+                                        of_phase, shape, all_asks, whole=True,
+                                    )  # fmt: skip
+                    stage.write(room, place, band, panels.widths(block))
+
+    @contextlib.contextmanager
+    def _tasks(
+        self, sizes: tuple[Expr, ...], panels: Panels
+    ) -> Iterator[tuple[_Task, list[Expr], list[Expr]]]:
+        """A parallel loop over a grid and blocks of channels: a task, its place in the grid,
+        (group, block)."""
+        weights = panels.size * DTYPE_BYTES[self.accum]
+        # All weights stay in the cache if they fit; else one block of them does, for all pixels.
+        small = weights <= self.machine.l2_bytes // 2
+        blocks, count = (panels.groups, panels.blocks), len(sizes)
+        order = (*sizes, *blocks) if small else (*blocks, *sizes)
+        with parallel(*order) as index:
+            place = (index[:count], index[count:]) if small else (index[2:], index[:2])
+            yield _Task(index, order), *place
+
+    def _steps(self, panels: Panels) -> int:
+        """At which a tile asks for lines, those of all phases together."""
+        return max(1, math.prod(self.problem.taps) * panels.reduced // self.line)
 
     def _tile(
-        self, x: Image, y: Image, weight: Expr, panels: Panels,
+        self, x: Image, target: tuple[Image, Expr], weight: Expr, panels: Panels,
         where: tuple[Expr, ...], phase: list[Expr],
-        shape: tuple[int, int],
+        shape: tuple[int, int], asks: Sequence[_Ask], whole: bool = False,
     ) -> None:  # fmt: skip
+        """The sums of a tile, to the `target`, an image and the channel; where it has room for a
+        `whole` block, those that do not exist too."""
+        y, channel = target
         n, z, a, b, g, block = where
         rows, columns = self.axes
         lanes, vectors, accum = self.tile.lanes, self.tile.vectors, self.accum
@@ -123,10 +210,10 @@ class Core:
         for p, q in pixels:
             row, exists_row = rows.place(a + p, phase[1])
             column, exists_column = columns.place(b + q, phase[2])
-            place = bind(y.at(n, row, column, g, deep.place) + block * panels.block)
+            place = bind(y.at(n, row, column, g, deep.place) + channel)
             exists = conjunction(exists_row, exists_column)
             results.append((place, conjunction(exists, deep.exists)))
-            for start in range(0, 0 if parts else self.tile.block, max(line, lanes)):
+            for start in range(0, 0 if parts or whole else self.tile.block, max(line, lanes)):
                 prefetch(y.buffer, place + start, write=True)
         steps = [p * rows.scale * x.h_step + q * columns.scale * x.w_step for p, q in pixels]
         h, w = rows.taps(phase[1]), columns.taps(phase[2])
@@ -156,10 +243,17 @@ class Core:
                     self._ask(x, y, image + part * line, results[0][0], len(pixels), part, parts)
                     with serial(line) as c:
                         products(part * line + c)
+            if asks:
+                parts = reduced // line
+                with serial(parts) as part:
+                    for ask in asks:
+                        ask.step()
+                    with serial(line) as c:
+                        products(part * line + c)
             if reduced > parts * line:
                 with serial(reduced, parts * line) as c:
                     products(c)
-        for channels, condition in panels.widths(block):
+        for channels, condition in [(self.tile.block, True)] if whole else panels.widths(block):
             with when(condition):
                 for i, (place, exists) in enumerate(results):
                     with when(exists):

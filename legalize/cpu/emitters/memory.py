@@ -95,10 +95,10 @@ class Memory:
         self.problem = problem
         self.accum = accum
         self.lanes = m.lanes(accum)
+        self.line_bytes = m.line_bytes
         # What the level-2 caches of all cores hold together is read faster than it was written.
         self.copied_bytes = min(m.l2_bytes * m.cores, MOST_COPIED)
-        # Beside a slab's copies there are weights, and what comes next; measured.
-        self.slab_bytes = self.copied_bytes // 2
+        self._l2_bytes, self._cores = m.l2_bytes, m.cores
         self.scratch = Scratch()
         self._flat = {
             role: flat(buffers[role], problem.dtype(role), problem.shape(role))
@@ -121,6 +121,15 @@ class Memory:
     def flat(self, role: str) -> Expr:
         """The caller's memory of a tensor."""
         return self._flat[role]
+
+    def slab_bytes(self, panels: Panels) -> int:
+        """Of some planes' copies: half of what all weights leave of the level-2 caches, or a block
+        of them where all are too many, since the lines of the next planes wait there too."""
+        kept = panels.size * DTYPE_BYTES[self.accum]
+        if kept > self._l2_bytes // 2:
+            kept //= panels.groups * panels.blocks
+        of_core = max(self._l2_bytes // 8, (self._l2_bytes - kept) // 2)
+        return min(of_core * self._cores, MOST_COPIED // 2)
 
     def strides(self, role: str) -> dict[str, Expr]:
         """Step of each letter of a tensor's layout."""

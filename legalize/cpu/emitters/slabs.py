@@ -16,6 +16,7 @@ from tvm.tirx.script import builder as T
 from relay_wgrad.problem import DTYPE_BYTES
 
 from .axes import Axis
+from .lines import Lines
 from .loops import Expr, bind, int64, serial
 from .memory import Activation, Image, Memory
 
@@ -24,8 +25,9 @@ class Slabs:
     """The slabs of all images, one after another, for fprop and dgrad along an axis of depth."""
 
     def __init__(
-        self, memory: Memory, depth: Axis, operand: Activation, result: Activation
+        self, memory: Memory, depth: Axis, most: int, operand: Activation, result: Activation
     ) -> None:
+        """`most`: bytes of copies."""
         self._memory, self._depth = memory, depth
         self._first, self._last = depth.ends
         bytes_ = [
@@ -34,9 +36,9 @@ class Slabs:
         ]
         each = depth.scale * bytes_[0] + depth.phases * bytes_[1]
         rest = (self._last - self._first + 1 - depth.scale) * bytes_[0]
-        most = max(1, (memory.slab_bytes - rest) // max(each, 1))
+        planes = max(1, (most - rest) // max(each, 1))
         # Of each phase; as many in each slab, whose number is then a constant.
-        self.count = max(x for x in range(1, depth.count + 1) if depth.count % x == 0 and x <= most)
+        self.count = max(x for x in range(1, planes + 1) if depth.count % x == 0)
         slots = (self.count - 1) * depth.scale + self._last - self._first + 1
         self._x = self._room(operand, slots)
         self._y = self._room(result, self.count * depth.phases)
@@ -48,8 +50,9 @@ class Slabs:
         return replace(self._memory.room(wanted, 1, planes), slots=planes)
 
     @contextlib.contextmanager
-    def each(self) -> Iterator[tuple[tuple[Expr, int], tuple[Image, Image]]]:
-        """A loop over slabs: (first plane of each phase, their number), the operand, the result.
+    def each(self) -> Iterator[tuple[tuple[Expr, int], tuple[Image, Image], list[Lines]]]:
+        """A loop over slabs: (first plane of each phase, their number), the operand, the result,
+        and the lines that the next slab reads and this one is to write.
 
         What a slab needs of the operand is copied in before, its planes of the result out after.
         """
@@ -64,13 +67,34 @@ class Slabs:
             ]
             if self._operand.is_copied:
                 begin = bind(T.max(int64(first * depth.scale + self._first), int64(0)))
-                seen = T.min(int64((first - 1) * depth.scale + self._last + 1), int64(size))
-                begin = bind(T.if_then_else(number == 0, begin, T.max(begin, seen)))
+                begin = bind(T.if_then_else(number == 0, begin, T.max(begin, self._seen(first))))
                 end = (first + count - 1) * depth.scale + self._last + 1
                 end = bind(T.max(T.min(int64(end), int64(size)), begin))
                 memory.move_planes(self._operand, tensors[0], n, (begin, end))
-            yield (first, count), (tensors[0], tensors[1])
+            yield (first, count), (tensors[0], tensors[1]), self._lines(n, number)
             if self._result.is_copied:
                 begin = bind(first * depth.phases)
                 end = bind(T.min(int64(begin + count * depth.phases), int64(depth.out)))
                 memory.move_planes(self._result, tensors[1], n, (begin, end))
+
+    def _seen(self, first: Expr) -> Expr:
+        """Planes of the operand that outputs before `first` reach."""
+        size = self._memory.problem.canonical_shape(self._operand.role)[2]
+        return T.min(int64((first - 1) * self._depth.scale + self._last + 1), int64(size))
+
+    def _lines(self, n: Expr, number: Expr) -> list[Lines]:
+        """Of the caller's memory, between which and the copies elements change their places."""
+        memory, depth, problem, count = self._memory, self._depth, self._memory.problem, self.count
+        found = []
+        if Lines.are_apart(memory, self._operand):
+            step, planes = memory.strides(self._operand.role), count * depth.scale
+            here = n * step["N"] + self._seen((number + 1) * count) * step["D"]
+            next_image = T.min(int64(n + 1), int64(problem.n - 1)) * step["N"]
+            is_last = number == depth.count // count - 1
+            place = bind(T.if_then_else(is_last, int64(next_image), int64(here)))
+            found.append(Lines.of(memory, self._operand, place, planes))
+        if Lines.are_apart(memory, self._result):
+            step, planes = memory.strides(self._result.role), count * depth.phases
+            place = bind(n * step["N"] + number * planes * step["D"])
+            found.append(Lines.of(memory, self._result, place, planes))
+        return found
