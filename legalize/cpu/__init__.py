@@ -2,8 +2,8 @@
 
 Every kernel has the same form: operands that are not channel-last in the accumulator's dtype are
 copied so (`emitters`), a core with its accumulators in registers does the work (which one, `choose`
-says), and the result is copied out if need be, of `direct` band by band.  All loops over memory are parallel and vectorised;
-tile sizes follow the target (`machine`).
+says), and the result is copied out if need be, of `direct` band by band.  All loops over memory
+are parallel and vectorised; tile sizes follow the target (`machine`).
 """
 
 from __future__ import annotations
