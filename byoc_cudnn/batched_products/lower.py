@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from relay_wgrad import keys
 from relay_wgrad.dtypes import HALVES
@@ -23,20 +23,20 @@ from relay_wgrad.graph.rebuild import bound, normal, rebuilt, substitute, withou
 from relay_wgrad.graph.walk import Block, bindings_of, functions_in
 from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
-from relay_wgrad.layout_rules.table import PERMUTE, RESHAPES, permute_axes
+from relay_wgrad.layout_rules.table import PERMUTE, RESHAPES
 
 from ..codegen.lowering import DirectEntry, Symbols, with_source
 from ..softmax import SOFTMAX
 from ..softmax.call import padded
 from .call import BatchedProductsCall, Matrices, check
 from .codegen import BATCHED_PRODUCTS
-from .strides import Axis, matrices, permuted, repeated, reshaped, whole
+from .strides import matrices, repeated, whole
+from .views import origins, undone
 
 # The last variable, which a call may write for a product; those between; where it has the product's
 # matrices, None where sizes are not known; how many elements its rows are filled up with.
 _Result = tuple[relax.Var, list[relax.Var], "Matrices | None", int]
-MATMUL, CAST, BROADCAST = "relax.matmul", "relax.astype", "relax.broadcast_to"
-SPLIT, PACKED = "relax.split", "relax.call_dps_packed"
+MATMUL, CAST, PACKED = "relax.matmul", "relax.astype", "relax.call_dps_packed"
 
 
 def with_tf32(mod: tvm.IRModule, allowed: bool) -> tvm.IRModule:
@@ -186,80 +186,13 @@ def _operand(
 ) -> tuple[Matrices, Any] | None:
     """Where an operand's matrices are in a tensor of which it is a view, and that tensor: of those
     that have them evenly apart the one that was there first."""
-    found, steps, at = None, list[_Step](), arg
-    while True:
-        sizes = sizes_of(at.ty)
-        axes, first = whole(sizes) if sizes is not None else None, 0
-        for step in reversed(steps):
-            first += step.first(axes) if axes else 0
-            axes = axes and step.axes(axes)
+    found = None
+    for axes, first, at in origins(view, arg, user, gone):
         if axes is not None:
             spread = repeated(axes, [*outer, *(size for size, _ in axes[-2:])])
             places = matrices(spread, first)
             found = found if places is None else (places, at)
-        made = _step(view, at)
-        if made is None or made[1] in gone or not _in_scope(view, made[1], user):
-            return found
-        steps.append(made[0])
-        at = made[1]
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What makes a view of a tensor: a call, and of a cut where the part begins along its axis."""
-
-    call: relax.Call
-    sizes: list[Any]
-    begin: int | None = None
-
-    @property
-    def _axis(self) -> int:
-        return int(self.call.attrs.axis) % len(self.sizes)
-
-    def first(self, axes: Sequence[Axis]) -> int:
-        """Where the view begins, in elements; `axes` are the tensor's."""
-        return self.begin * axes[self._axis][1] if self.begin else 0
-
-    def axes(self, axes: Sequence[Axis]) -> list[Axis] | None:
-        """What it makes of a tensor's axes."""
-        if self.begin is not None:
-            cut = (self.sizes[self._axis], axes[self._axis][1])
-            return [*axes[: self._axis], cut, *axes[self._axis + 1 :]]
-        if op_name(self.call) == PERMUTE:
-            return permuted(axes, permute_axes(self.call))
-        same = repeated if op_name(self.call) == BROADCAST else reshaped
-        return same(axes, self.sizes)
-
-
-def _step(view: Graph, var: Any) -> tuple[_Step, Any] | None:
-    """The step that makes a variable, and of what; None where it is no view."""
-    sizes, begin = sizes_of(var.ty), None
-    call = view.call(var, PERMUTE, BROADCAST, *RESHAPES)
-    value: Any = view.value.get(var) if isinstance(var, relax.Var) else None
-    if isinstance(value, relax.TupleGetItem):
-        call = view.call(view.resolved(value.tuple_value), SPLIT)
-        begin = None if call is None else _begin(call, int(value.index))
-        call = None if begin is None else call
-    if call is None or sizes is None:
-        return None
-    return _Step(call, sizes, begin), view.resolved(call.args[0])
-
-
-def _begin(call: relax.Call, part: int) -> int | None:
-    """Where a part of a cut begins along its axis; None where that is not known."""
-    ends, before = call.attrs.indices_or_sections, list[Any]()
-    if not isinstance(ends, (int, tirx.IntImm)):
-        return int(ends[part - 1]) if part else 0
-    for ty in list(call.ty.fields)[:part]:
-        sizes = sizes_of(ty)
-        before.append(None if sizes is None else sizes[int(call.attrs.axis)])
-    return sum(before) if all(isinstance(size, int) for size in before) else None
-
-
-def _in_scope(view: Graph, expr: Any, user: relax.Var) -> bool:
-    """Whether a variable may be used where another is bound."""
-    known = isinstance(expr, relax.Var) and sizes_of(expr.ty) is not None
-    return known and (expr in view.params or view.block.get(expr) == view.block[user])
+    return found
 
 
 def _result(view: Graph, var: relax.Var, call: relax.Call) -> _Result:
@@ -313,13 +246,5 @@ def _places(ty: Any, steps: Sequence[tuple[relax.Call, Any]], filled: int = 0) -
     if axes and filled:
         axes[-1] = (axes[-1][0] - filled, axes[-1][1])
     for step, before in reversed(steps):
-        axes = axes and _undone(axes, step, before)
+        axes = axes and undone(axes, step, before)
     return matrices(axes) if axes and len(axes) > 1 else None
-
-
-def _undone(axes: Sequence[Axis], step: relax.Call, sizes: Any) -> list[Axis] | None:
-    """What the axes of a call's result are of its operand, of these sizes."""
-    if op_name(step) == PERMUTE:
-        order = permute_axes(step)
-        return permuted(axes, [order.index(axis) for axis in range(len(order))])
-    return reshaped(axes, sizes) if sizes is not None else None

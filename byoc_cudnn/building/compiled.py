@@ -15,6 +15,8 @@ from tvm.target import Target
 from relay_wgrad.argument_types import checked_if_given
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 
+from ..attention import ATTENTION
+from ..attention.lower import lower_attention
 from ..backends.base import Inputs, no_inputs
 from ..batched_products import BATCHED_PRODUCTS
 from ..batched_products.lower import lower_batched_products
@@ -55,7 +57,7 @@ _PAIRS = (lower_standardized, lower_norms, lower_pools)
 # sums that are left.
 _SINGLE = (lower_point_weights, lower_cast_transposes, lower_joins, lower_updates)
 FAMILIES = (
-    BATCHED_PRODUCTS, CAST_TRANSPOSES, JOINS, NORMS, POINT_WEIGHTS, POOLS, SOFTMAX,
+    ATTENTION, BATCHED_PRODUCTS, CAST_TRANSPOSES, JOINS, NORMS, POINT_WEIGHTS, POOLS, SOFTMAX,
     STANDARDIZED, UPDATES,
 )  # fmt: skip
 
@@ -67,9 +69,9 @@ class Library:
     is done with it: `virtual_machine` and `export_library`; that is when nvcc runs, if at all.
 
     direct : what became of each call of an operator that there are kernels of our own for beside
-        the convolutions': training batch normalization, max pooling, softmax, joins and cuts along
-        channels, weight gradients of one pixel, casts and updates of many tensors; and of each
-        matrix product, which cuBLAS has kernels for.
+        the convolutions': training batch normalization, max pooling, attention, softmax, joins and
+        cuts along channels, weight gradients of one pixel, casts and updates of many tensors; and
+        of each matrix product, which cuBLAS has kernels for.
     """
 
     def __init__(self, executable: Any, direct: tuple[DirectEntry, ...] = ()) -> None:
@@ -199,8 +201,9 @@ def build(
     with chosen:  # for the code generators
         mod = relax.transform.RunCodegen()(mod)
     entries: list[DirectEntry] = []
-    # Products before joins, which would take what is between a tensor and its matrices.
-    pairs = (partial(lower_softmax, fill=by_cublas), *_PAIRS)
+    # Products before joins, which would take what is between a tensor and its matrices; attention
+    # before the softmax and the products that it has.
+    pairs = (lower_attention, partial(lower_softmax, fill=by_cublas), *_PAIRS)
     single = ((lower_batched_products,) if by_cublas else ()) + (_SINGLE if ours else ())
     for families, then in ((pairs if ours else (), cut), (single, None)):
         for lower in families:

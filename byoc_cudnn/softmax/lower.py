@@ -24,7 +24,8 @@ from relay_wgrad.ir import is_closed, op_name
 from relay_wgrad.layout_rules.in_layout import sizes_of
 from relay_wgrad.layout_rules.table import PERMUTE, RESHAPES
 
-from ..batched_products.lower import BROADCAST, CAST, MATMUL, products_of, tf32_of
+from ..batched_products.lower import CAST, MATMUL, products_of, tf32_of
+from ..batched_products.views import BROADCAST
 from ..codegen.lowering import DirectEntry, Symbols, with_source, written
 from .backward import Gradient, factor_of, gradients_of
 from .call import Added, SoftmaxCall, check, padded
@@ -82,7 +83,7 @@ def lower_softmax(
         if is_closed(func) or all(op_name(b.value) != OP for b in bindings_of(func)):
             continue
         view = Graph(func)
-        found = [_found(view, b.var, b.value) for b in view.bindings if op_name(b.value) == OP]
+        found = [found_of(view, b.var, b.value) for b in view.bindings if op_name(b.value) == OP]
         for one in found:
             symbol = "" if one.reason else symbols.of(one.call)
             name = str(one.var.name)
@@ -103,7 +104,8 @@ def _products(func: relax.Function, tf32: bool) -> set[relax.Var]:
 # ---- one softmax ---------------------------------------------------------------------------------
 
 
-def _found(view: Graph, var: relax.Var, call: relax.Call) -> Found:
+def found_of(view: Graph, var: relax.Var, call: relax.Call) -> Found:
+    """What becomes of a softmax, with what is around it."""
     sizes, dtype = sizes_of(var.ty), str(var.ty.dtype)
     axis = int(call.attrs.axis)
     if sizes is None or not sizes or not isinstance(sizes[-1], int):

@@ -322,6 +322,22 @@ void multiply_8(float (&sums)[4], const unsigned (&a)[4], unsigned b, T type) {
   emulated::multiply<8>(sums, a, &b, type);
 }
 
+inline float power_of_2(float x) {
+  const float y = std::exp2(x);
+  return y < 0x1p-126f ? 0.f : y;
+}
+
+inline float from_lane(float value, int lane) {
+  unsigned bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  unsigned(*all)[8] = emulated::exchange(&bits, 1);
+  std::memcpy(&value, all[lane], sizeof(bits));
+  return value;
+}
+inline float from_beside(float value, int bits) {
+  return from_lane(value, static_cast<int>(emulated::current % 32) ^ bits);
+}
+
 inline void after_the_one_before() {}
 
 template <typename V>

@@ -14,7 +14,7 @@ import numpy as np
 
 from byoc_cudnn.backends.cuda_direct.kernels import Kernel, source_of
 from byoc_cudnn.backends.cuda_direct.model import ranked
-from byoc_cudnn.codegen.templates import template
+from byoc_cudnn.codegen.templates import shared
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.cuda_emulated import compiler
 from tests.support.grouped_cases import FAMILY_NAMES, drawn
@@ -52,19 +52,28 @@ def together(
 
 @lru_cache(maxsize=8)
 def _library(folder: Path, kernels: tuple[Kernel, ...], without: str, races: bool) -> Any:
-    text = source_of(kernels).replace(template("cuda_direct", "warp_device.h"), "")
+    text = source_of(kernels)
     if without:
         assert without in text
         text = text.replace(without, "")
+    return built(folder, text, ["-DRW_DIRECT_BLOCKS=3"], races)
+
+
+def built(folder: Path, text: str, options: Sequence[str], races: bool = False) -> Any:
+    """A library of kernels' CUDA source, which has `warp_device.h`, built in a folder."""
+    assert shared("warp_device.h") in text
+    text = text.replace(shared("warp_device.h"), "")
     source = text.replace(_DEVICE, f'#include "{_HEADER}"', 1)
     stem = hashlib.sha256(f"{races} {source}".encode()).hexdigest()[:16]
     file, library = folder / f"{stem}.cc", folder / f"{stem}.so"
     file.write_text(source, encoding="utf-8")
     # Each library has its own device, also beside those of `cuda_emulated`.
-    options = (
-        "-O1", "-fno-strict-aliasing", "-fno-gnu-unique", "-DRW_DIRECT_BLOCKS=3",
-        *(["-DRW_RACES"] if races else []),
-    )  # fmt: skip
-    command = [*compiler(_HEADER, *options), "-shared", str(file), "-o", str(library)]
+    command = [
+        *compiler(
+            _HEADER, "-O1", "-fno-strict-aliasing", "-fno-gnu-unique", *options,
+            *(["-DRW_RACES"] if races else []),
+        ),
+        "-shared", str(file), "-o", str(library),
+    ]  # fmt: skip
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))

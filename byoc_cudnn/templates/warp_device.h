@@ -141,6 +141,19 @@ __device__ inline void multiply_8(float (&sums)[4], const unsigned (&a)[4], unsi
       : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
+// 2 to the power of x, but for two units of the last place; 0 where that is not normal.
+__device__ inline float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// What another lane has: of that number, or whose number differs in these bits.
+__device__ inline float from_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+__device__ inline float from_beside(float value, int bits) {
+  return __shfl_xor_sync(0xffffffffu, value, bits);
+}
+
 // Hopper and what is newer launch a kernel while the one before it ends; here that has ended.
 __device__ inline void after_the_one_before() {
 #if __CUDA_ARCH__ >= 900
