@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,26 @@ def place(shape: Sequence[int], order: Sequence[int], first: int = 0) -> Place:
     moved = [strides[axis] for axis in order]
     steps = [*moved[:-2], *[0] * (OUTER + 2 - len(moved))]
     return Place(first, tuple(steps), moved[-2])
+
+
+def joined(
+    dtype: str, width: int, rows: int, columns: int, sizes: tuple[int, int] = (2, 2),
+    scale: float = 0.3,
+) -> tuple[AttentionCall, AttentionCall]:  # fmt: skip
+    """Both directions of heads as a projection has them: (images, rows, heads, width), and q, k
+    and v parts of one tensor where there are as many rows as columns."""
+    n, heads = sizes
+    order, one = (0, 2, 1, 3), heads * width
+    if rows == columns:
+        parts = [place((n, rows, 3, heads, width), (0, 3, 1, 4), i * one) for i in range(3)]
+    else:
+        parts = [place((n, r, heads, width), order) for r in (rows, columns, columns)]
+    out = place((n, rows, heads, width), order)
+    forward = AttentionCall(
+        "f", "forward", dtype, str(width), (n, heads, 1), rows, columns, scale, (*parts, out)
+    )
+    backward = replace(
+        forward, direction="backward", places=(*parts, out, out, *parts),
+        results=(0, 0, 0) if rows == columns else (0, 1, 2),
+    )  # fmt: skip
+    return forward, backward

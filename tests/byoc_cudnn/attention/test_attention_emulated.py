@@ -14,8 +14,8 @@ from tests.support.attention import (
     LIMITS,
     computed,
     emulated,
+    joined,
     operands_of,
-    place,
     results_of,
 )
 from tests.support.batched_products import apart
@@ -25,29 +25,6 @@ from tests.support.cuda_emulated import DTYPES, aligned
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("attention")
-
-
-def joined(
-    dtype: str, width: int, rows: int, columns: int, sizes: tuple[int, int] = (2, 2),
-    scale: float = 0.3,
-) -> tuple[AttentionCall, AttentionCall]:  # fmt: skip
-    """Both directions of heads as a projection has them: (images, rows, heads, width), and q, k
-    and v parts of one tensor where there are as many rows as columns."""
-    n, heads = sizes
-    order, one = (0, 2, 1, 3), heads * width
-    if rows == columns:
-        parts = [place((n, rows, 3, heads, width), (0, 3, 1, 4), i * one) for i in range(3)]
-    else:
-        parts = [place((n, r, heads, width), order) for r in (rows, columns, columns)]
-    out = place((n, rows, heads, width), order)
-    forward = AttentionCall(
-        "f", "forward", dtype, str(width), (n, heads, 1), rows, columns, scale, (*parts, out)
-    )
-    backward = replace(
-        forward, direction="backward", places=(*parts, out, out, *parts),
-        results=(0, 0, 0) if rows == columns else (0, 1, 2),
-    )  # fmt: skip
-    return forward, backward
 
 
 def tensors(

@@ -1,0 +1,166 @@
+"""Attention on a GPU, run and held against float64, and timed beside PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from byoc_cudnn.attention import ATTENTION, AttentionCall
+from tests.support.attention import LIMITS, computed, joined, operands_of, results_of
+from tests.support.batched_products import apart
+from tests.support.gpu.norm_runner import load_source
+
+# (width, rows, columns): tokens of one head and image each, of all that a tile ends with.
+CASES = {
+    "float16": (
+        (8, 49, 49), (24, 70, 70), (64, 1, 1), (64, 64, 64), (64, 197, 197), (64, 1000, 1000),
+        (64, 5, 300), (64, 130, 7), (80, 197, 197), (128, 63, 63), (128, 257, 257),
+    ),
+    "bfloat16": ((64, 197, 197), (64, 49, 130)),
+}  # fmt: skip
+# (images, heads, tokens, width): ViT-S/16's, ViT-B/16's, a window's, those of an image of 512².
+TIMED = (
+    (64, 6, 197, 64),
+    (64, 12, 197, 64),
+    (1024, 4, 49, 32),
+    (16, 8, 1024, 64),
+    (64, 6, 197, 128),
+)
+
+
+
+def calls(
+    cases: Sequence[tuple[int, ...]], dtype: str, sizes: tuple[int, int] = (3, 2)
+) -> list[AttentionCall]:
+    """Both directions of each case, with symbols."""
+    found = []
+    for i, (width, rows, columns) in enumerate(cases):
+        forward, backward = joined(dtype, width, rows, columns, sizes, width**-0.5)
+        found += [replace(forward, symbol=f"f{i}"), replace(backward, symbol=f"b{i}")]
+    return found
+
+
+class Tensors:
+    """Random tensors of an attention and its gradient; what is written is NaN before."""
+
+    def __init__(self, call: AttentionCall, seed: int = 0) -> None:
+        self.generator, self.kind = (
+            torch.Generator("cuda").manual_seed(seed),
+            getattr(torch, call.dtype),
+        )
+        heads = int(np.prod(call.sizes))
+        one, rows = heads * int(call.width), heads * call.rows
+        if call.results == (0, 0, 0):
+            self.given = [self.random(3 * one * call.rows)] * 3
+            self.made = [self.nan(3 * one * call.rows)]
+        else:
+            lines = (call.rows, call.columns, call.columns)
+            self.given = [self.random(one * n) for n in lines]
+            self.made = [self.nan(one * n) for n in lines]
+        self.out, self.dout = self.nan(one * call.rows), self.random(one * call.rows)
+        self.logs, self.inner = (
+            torch.full((rows,), torch.nan, device="cuda") for _ in range(2)
+        )  # fmt: skip
+
+    def random(self, count: int) -> torch.Tensor:
+        return torch.randn(count, device="cuda", generator=self.generator).to(self.kind)
+
+    def nan(self, count: int) -> torch.Tensor:
+        return torch.full((count,), torch.nan, device="cuda", dtype=self.kind)
+
+    def run(self, forward: Any, backward: Any) -> None:
+        forward(*self.given, self.out, self.logs)
+        backward(*self.given, self.out, self.logs, self.dout, *self.made, self.inner)
+
+
+def wrong(folder: Path, dtype: str) -> list[str]:
+    """What is wrong of all calls, in words."""
+    made = calls(CASES[dtype], dtype)
+    functions = load_source(ATTENTION.generate, ATTENTION.inputs, made, folder)
+    lines = []
+    for forward, backward in zip(made[::2], made[1::2], strict=True):
+        twice = []
+        for _ in range(2):
+            t = Tensors(backward)
+            t.run(functions[forward.symbol], functions[backward.symbol])
+            twice.append([x.cpu() for x in (t.out, t.logs, *t.made)])
+        bits = [[x.view(torch.uint8) for x in one] for one in twice]
+        if not all(torch.equal(a, b) for a, b in zip(*bits, strict=True)):
+            lines.append(f"{backward.problem}: two runs differ")
+        lines += _far(forward, backward, t)
+    return lines
+
+
+def _far(forward: AttentionCall, backward: AttentionCall, t: Tensors) -> Iterator[str]:
+    """What is further from float64 than roundings."""
+    limit = LIMITS[forward.dtype]
+    out, logs, dout, *made = (
+        x.double().cpu().numpy() for x in (t.out, t.logs, t.dout, *t.made)
+    )  # fmt: skip
+    given = [x.double().cpu().numpy() for x in t.given]
+    want = computed(forward, operands_of(forward, given))
+    got = {"out": results_of(forward, [out])["out"], "logs": logs}
+    want["logs"] = want["logs"].reshape(-1)
+    of_gradients = computed(backward, operands_of(backward, [*given, out, logs, dout]))
+    got |= results_of(backward, made)
+    least = 0.05 * np.linalg.norm(of_gradients["dv"])
+    for name, matrices in got.items():
+        exact = (want | of_gradients)[name]
+        norm = np.linalg.norm(exact)
+        far = apart(matrices, exact) * norm / max(norm, least if name[0] == "d" else 0)
+        if not far < 2 * limit:
+            yield f"{forward.problem}: {name} is {far:.1e} off, at most {2 * limit:.1e}"
+
+
+def times(folder: Path, dtype: str = "float16") -> Iterator[str]:
+    """Microseconds of each kernel, and of PyTorch's, for tensors as a step has them."""
+    for i, (images, heads, tokens, width) in enumerate(TIMED):
+        made = calls([(width, tokens, tokens)], dtype, (images, heads))
+        functions = load_source(ATTENTION.generate, ATTENTION.inputs, made, folder / str(i))
+        t = Tensors(made[1])
+        found = _microseconds(lambda: t.run(functions["f0"], functions["b0"]))  # noqa: B023
+        qkv = t.given[0].view(images, tokens, 3, heads, width)
+        q, k, v = (x.detach().requires_grad_() for x in qkv.permute(2, 0, 3, 1, 4).unbind(0))
+        dout = t.dout.view(images, tokens, heads, width).transpose(1, 2)
+
+        def theirs() -> None:
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v)  # noqa: B023
+            torch.autograd.grad(out, (q, k, v), dout)  # noqa: B023
+
+        other = _microseconds(theirs)
+        flops = 4 * images * heads * tokens**2 * width
+        yield f"{images} images, {heads} heads, {tokens} tokens of {width}, {dtype}:"
+        yield from (
+            f"  ours {us:8.1f} us  {name}" + _rate(name, us, flops) for name, us in found.items()
+        )
+        yield f"  ours {sum(found.values()):8.1f} us in all; PyTorch {sum(other.values()):8.1f}"
+        yield from (f"  PyTorch {us:8.1f} us  {name[:90]}" for name, us in other.items())
+
+
+def _rate(name: str, us: float, flops: float) -> str:
+    """TFLOP/s of a kernel by its name: two products forward, and backward three or four."""
+    products = {"forward": 2, "rows": 3, "columns": 4}
+    count = next((n for word, n in products.items() if word in name), 0)
+    return f", {count / 2 * flops / us / 1e6:.0f} TFLOP/s"
+
+
+def _microseconds(run: Callable[[], None], times: int = 20) -> dict[str, float]:
+    """Of each kernel, the mean."""
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(times):
+            run()
+        torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            name = str(event.name).replace("(anonymous namespace)::", "")
+            found[name] = found.get(name, 0) + event.device_time / times
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
