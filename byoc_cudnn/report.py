@@ -56,7 +56,7 @@ _SUMMARY = (
 )  # fmt: skip
 _SHARED = ("function", "layout", "backend")  # in the title where all have the same
 _FOLDED = ("function", "reason", "times", "first at")  # where the terminal is too narrow
-BY_CUBLAS = "cuBLAS's, where its library is when the module is built"
+BY_CUBLAS = "cuBLAS's, or a part of attention, by what is there when the module is built"
 FASTER_HERE = "TVM's own kernel is the fastest that was measured"
 _GRADIENTS = {"wgrad": "weight gradient", "dgrad": "data gradient"}
 

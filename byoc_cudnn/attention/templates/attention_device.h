@@ -14,8 +14,7 @@ using Call = RelayWgradAttentionCall;
 using Place = RelayWgradAttentionPlace;
 
 constexpr int kLanes = 32, kWarps = 4, kBlock = kWarps * kLanes;
-constexpr int kSide = 16;             // rows and columns that are multiplied at a time
-constexpr int kOwn = kWarps * kSide;  // rows of a block
+constexpr int kSide = 16;  // rows and columns that are multiplied at a time
 
 template <int width>
 struct Shape {
@@ -23,8 +22,14 @@ struct Shape {
   static constexpr int kSteps = (width + kSide - 1) / kSide;
   static constexpr int kPitch = 2 * kSide * kSteps + 16;  // bytes: rows of a matrix are in all banks
   static constexpr int kTile = kSteps > 4 ? 32 : 64;      // rows that pass at a time
-  static constexpr int kTileBytes = kTile * kPitch, kOwnBytes = kOwn * kPitch;
+  static constexpr int kTileBytes = kTile * kPitch;
   static constexpr bool kKept = kSteps <= 4;  // whether registers hold a warp's rows of two tensors
+  // Bands of sixteen rows of a warp: what it reads of a tile is multiplied by each.
+  static constexpr int kForward = 1, kRows = 1, kColumns = 1;
+
+  // Rows of a block, and their bytes.
+  static constexpr int own(int bands) { return kWarps * kSide * bands; }
+  static constexpr int own_bytes(int bands) { return own(bands) * kPitch; }
 };
 
 // ---- where things are ----
@@ -34,11 +39,11 @@ struct Part {
   int64_t matrix, first;
   uint32_t digit[kOuter];
 
-  __device__ Part(const Call& z, int64_t rows) {
-    const uint32_t parts = static_cast<uint32_t>((rows + kOwn - 1) / kOwn);
+  __device__ Part(const Call& z, int64_t rows, int own) {
+    const uint32_t parts = static_cast<uint32_t>((rows + own - 1) / own);
     uint32_t rest = blockIdx.x / parts;
     matrix = rest;
-    first = int64_t{blockIdx.x % parts} * kOwn;
+    first = int64_t{blockIdx.x % parts} * own;
 #pragma unroll
     for (int i = kOuter - 1; i > 0; --i) {
       digit[i] = rest % static_cast<uint32_t>(z.size[i]);
@@ -57,7 +62,7 @@ struct Part {
 };
 
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
-__device__ inline int first_of_warp() { return static_cast<int>(threadIdx.x) / kLanes * kSide; }
+__device__ inline int first_of_warp(int bands) { return static_cast<int>(threadIdx.x) / kLanes * kSide * bands; }
 
 // Rows of a matrix from `first` on into shared memory; zeros behind its last row and its width.
 template <int width, int rows, typename T>
@@ -106,53 +111,66 @@ __device__ inline Spot broad(Spot at) {
   return at + static_cast<Spot>((lane() / 16 * 8 + lane() % 8) * Shape<width>::kPitch + lane() / 8 % 2 * 16);
 }
 
-// A warp's own sixteen rows as first operands.
-template <int width, bool kept>
+// A warp's own rows as first operands.
+template <int width, int bands, bool kept>
 struct Fragments {
-  static constexpr int kSteps = Shape<width>::kSteps;
-  unsigned value[kept ? kSteps : 1][4];
+  using S = Shape<width>;
+  unsigned value[kept ? S::kSteps : 1][bands][4];
   Spot at;
 
   __device__ void begin(Spot rows) {
     at = tall<width>(rows);
     if constexpr (kept) {
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) matrices_4<false>(value[k], at + 32 * k);
+      for (int k = 0; k < S::kSteps; ++k) load(value[k], k);
     }
   }
 
-  __device__ const unsigned (&step(int k))[4] {
+  __device__ const unsigned (&step(int k))[bands][4] {
     if constexpr (kept) {
       return value[k];
     } else {
-      matrices_4<false>(value[0], at + 32 * k);
+      load(value[0], k);
       return value[0];
     }
+  }
+
+ private:
+  __device__ void load(unsigned (&to)[bands][4], int k) const {
+#pragma unroll
+    for (int band = 0; band < bands; ++band) matrices_4<false>(to[band], at + 32 * k + kSide * S::kPitch * band);
   }
 };
 
 // sums (16 × 16) += own rows times sixteen rows of a tile, which are columns.
-template <typename T, int width, bool kept>
-__device__ inline void by_rows(float (&sums)[2][4], Fragments<width, kept>& own, Spot rows) {
+template <typename T, int width, int bands, bool kept>
+__device__ inline void by_rows(float (&sums)[bands][2][4], Fragments<width, bands, kept>& own, Spot rows) {
 #pragma unroll
   for (int k = 0; k < Shape<width>::kSteps; ++k) {
     unsigned b[4];
     matrices_4<false>(b, rows + 32 * k);
-    const unsigned (&a)[4] = own.step(k);
-    multiply_16(sums[0], a, b[0], b[1], T());
-    multiply_16(sums[1], a, b[2], b[3], T());
+    const unsigned (&a)[bands][4] = own.step(k);
+#pragma unroll
+    for (int band = 0; band < bands; ++band) {
+      multiply_16(sums[band][0], a[band], b[0], b[1], T());
+      multiply_16(sums[band][1], a[band], b[2], b[3], T());
+    }
   }
 }
 
 // sums (16 × width) += a (16 × 16) times sixteen rows of a tile.
-template <typename T, int width>
-__device__ inline void by_columns(float (&sums)[Shape<width>::kPacks][4], const unsigned (&a)[4], Spot rows) {
+template <typename T, int width, int bands>
+__device__ inline void by_columns(float (&sums)[bands][Shape<width>::kPacks][4], const unsigned (&a)[bands][4],
+                                  Spot rows) {
 #pragma unroll
   for (int k = 0; k < Shape<width>::kSteps; ++k) {
     unsigned b[4];
     matrices_4<true>(b, rows + 32 * k);
-    multiply_16(sums[2 * k], a, b[0], b[1], T());
-    if (2 * k + 1 < Shape<width>::kPacks) multiply_16(sums[2 * k + 1], a, b[2], b[3], T());
+#pragma unroll
+    for (int band = 0; band < bands; ++band) {
+      multiply_16(sums[band][2 * k], a[band], b[0], b[1], T());
+      if (2 * k + 1 < Shape<width>::kPacks) multiply_16(sums[band][2 * k + 1], a[band], b[2], b[3], T());
+    }
   }
 }
 
@@ -165,10 +183,15 @@ __device__ inline unsigned both(float a, float b) {
 }
 
 // Results as a first operand: their columns are the products' terms.
-template <typename T>
-__device__ inline void turn(unsigned (&to)[4], const float (&from)[2][4]) {
+template <typename T, int bands>
+__device__ inline void turn(unsigned (&to)[bands][4], const float (&from)[bands][2][4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) to[i] = both<T>(from[i / 2][i % 2 * 2], from[i / 2][i % 2 * 2 + 1]);
+  for (int band = 0; band < bands; ++band) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      to[band][i] = both<T>(from[band][i / 2][i % 2 * 2], from[band][i / 2][i % 2 * 2 + 1]);
+    }
+  }
 }
 
 // A warp's sums, times a factor of each of a lane's two rows, as rows of a matrix, by way of sixteen rows of
@@ -202,59 +225,59 @@ __device__ inline void store_rows(Spot by, const float (&sums)[Shape<width>::kPa
 
 // ---- forward ----
 
-// What a lane knows of its two rows of q, after some columns.
-template <int width>
+// What a lane knows of two rows of q in each band, after some columns.
+template <int width, int bands>
 struct Softmax {
-  float most[2], sum[2];
-  float out[Shape<width>::kPacks][4];
+  float most[bands][2], sum[bands][2];
+  float out[bands][Shape<width>::kPacks][4];
 };
 
 // The columns of one tile, `left` of them; with `full` all.
-template <bool full, typename T, int width>
-__device__ inline void tile_forward(Softmax<width>& state, Fragments<width, true>& q, Spot k, Spot v, int left,
-                                    float scale) {
+template <bool full, typename T, int width, int bands>
+__device__ inline void tile_forward(Softmax<width, bands>& state, Fragments<width, bands, true>& q, Spot k, Spot v,
+                                    int left, float scale) {
   using S = Shape<width>;
   constexpr int kParts = S::kTile / kSide;
-  float s[kParts][2][4] = {};
+  float s[kParts][bands][2][4] = {};
 #pragma unroll
   for (int j = 0; j < kParts; ++j) {
     if (full || kSide * j < left) by_rows<T>(s[j], q, broad<width>(k) + kSide * S::kPitch * j);
   }
-  float most[2] = {state.most[0], state.most[1]};
+  float level[bands][2];
 #pragma unroll
-  for (int j = 0; j < kParts; ++j) {
+  for (int band = 0; band < bands; ++band) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float& one = s[j][i / 4][i % 4];
-      if (!full && kSide * j + i / 4 * 8 + lane() % 4 * 2 + i % 2 >= left) one = -INFINITY;
-      most[i % 4 / 2] = fmaxf(most[i % 4 / 2], one);
-    }
-  }
-  float level[2];
+    for (int r = 0; r < 2; ++r) {
+      float most = state.most[band][r];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    most[r] = fmaxf(most[r], from_beside(most[r], 1));
-    most[r] = fmaxf(most[r], from_beside(most[r], 2));
-    level[r] = most[r] == -INFINITY ? 0.f : most[r] * scale;  // of nothing but -inf the sum is 0
-    const float less = power_of_2(state.most[r] * scale - level[r]);
-    state.most[r] = most[r];
-    state.sum[r] *= less;
+      for (int i = 0; i < 4 * kParts; ++i) {
+        float& one = s[i / 4][band][i % 4 / 2][2 * r + i % 2];
+        if (!full && i / 2 * 8 + lane() % 4 * 2 + i % 2 >= left) one = -INFINITY;
+        most = fmaxf(most, one);
+      }
+      most = fmaxf(most, from_beside(most, 1));
+      most = fmaxf(most, from_beside(most, 2));
+      level[band][r] = most == -INFINITY ? 0.f : most * scale;  // of nothing but -inf the sum is 0
+      const float less = power_of_2(state.most[band][r] * scale - level[band][r]);
+      state.most[band][r] = most;
+      state.sum[band][r] *= less;
 #pragma unroll
-    for (int j = 0; j < S::kPacks; ++j) {
-      state.out[j][2 * r] *= less;
-      state.out[j][2 * r + 1] *= less;
+      for (int j = 0; j < S::kPacks; ++j) {
+        state.out[band][j][2 * r] *= less;
+        state.out[band][j][2 * r + 1] *= less;
+      }
     }
   }
 #pragma unroll
   for (int j = 0; j < kParts; ++j) {
     if (!full && kSide * j >= left) continue;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      float& one = s[j][i / 4][i % 4];
-      one = power_of_2(one * scale - level[i % 4 / 2]);
-      state.sum[i % 4 / 2] += one;
+    for (int i = 0; i < 8 * bands; ++i) {
+      float& one = s[j][i / 8][i / 4 % 2][i % 4];
+      one = power_of_2(one * scale - level[i / 8][i % 4 / 2]);
+      state.sum[i / 8][i % 4 / 2] += one;
     }
-    unsigned a[4];
+    unsigned a[bands][4];
     turn<T>(a, s[j]);
     by_columns<T, width>(state.out, a, tall<width>(v) + kSide * S::kPitch * j);
   }
@@ -263,23 +286,26 @@ __device__ inline void tile_forward(Softmax<width>& state, Fragments<width, true
 template <typename T, int width>
 __global__ void __launch_bounds__(kBlock) attention_forward(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
+  constexpr int kBands = S::kForward;
   after_the_one_before();
-  const Part part(z, z.rows);
+  const Part part(z, z.rows, S::own(kBands));
   const T *const q = part.of<T>(z.q), *const k = part.of<T>(z.k), *const v = part.of<T>(z.v);
-  const Spot own = shared_memory(), passing = own + S::kOwnBytes;
+  const Spot own = shared_memory(), passing = own + S::own_bytes(kBands);
   const auto load = [&](int64_t tile) {
     const Spot to = passing + static_cast<Spot>(tile % 2 * 2 * S::kTileBytes);
     load_rows<width, S::kTile>(to, k, z.k.row, tile * S::kTile, z.columns, z.whole);
     load_rows<width, S::kTile>(to + S::kTileBytes, v, z.v.row, tile * S::kTile, z.columns, z.whole);
   };
-  load_rows<width, kOwn>(own, q, z.q.row, part.first, z.rows, z.whole);
+  load_rows<width, S::own(kBands)>(own, q, z.q.row, part.first, z.rows, z.whole);
   load(0);
   copies_end();
-  const Spot mine = own + static_cast<Spot>(first_of_warp() * S::kPitch);
-  const int64_t first = part.first + first_of_warp();
+  const Spot mine = own + static_cast<Spot>(first_of_warp(kBands) * S::kPitch);
+  const int64_t first = part.first + first_of_warp(kBands);
   const float scale = z.scale * 1.44269504088896340736f;  // powers are of 2
-  Fragments<width, true> rows;
-  Softmax<width> state{{-INFINITY, -INFINITY}};
+  Fragments<width, kBands, true> rows;
+  Softmax<width, kBands> state{};
+#pragma unroll
+  for (int i = 0; i < 2 * kBands; ++i) state.most[i / 2][i % 2] = -INFINITY;
   const int64_t tiles = (z.columns + S::kTile - 1) / S::kTile;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     if (tile + 1 < tiles) load(tile + 1);
@@ -296,19 +322,24 @@ __global__ void __launch_bounds__(kBlock) attention_forward(const __grid_constan
     }
     __syncthreads();
   }
-  if (first >= z.rows) return;
-  float each[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = state.sum[r] + from_beside(state.sum[r], 1);
-    sum += from_beside(sum, 2);
-    each[r] = 1.f / sum;
-    const int64_t row = first + lane() / 4 + 8 * r;
-    if (lane() % 4 == 0 && row < z.rows) {
-      z.logs[part.matrix * z.rows + row] = state.most[r] * scale + log2f(sum);
+  for (int band = 0; band < kBands; ++band) {
+    const int64_t begin = first + kSide * band;
+    if (begin >= z.rows) return;
+    float each[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = state.sum[band][r] + from_beside(state.sum[band][r], 1);
+      sum += from_beside(sum, 2);
+      each[r] = 1.f / sum;
+      const int64_t row = begin + lane() / 4 + 8 * r;
+      if (lane() % 4 == 0 && row < z.rows) {
+        z.logs[part.matrix * z.rows + row] = state.most[band][r] * scale + log2f(sum);
+      }
     }
+    store_rows<T, width>(mine + kSide * S::kPitch * band, state.out[band], each[0], each[1], part.of<T>(z.out),
+                         z.out.row, begin, z.rows, z.whole);
   }
-  store_rows<T, width>(mine, state.out, each[0], each[1], part.of<T>(z.out), z.out.row, first, z.rows, z.whole);
 }
 
 // ---- backward ----
@@ -339,42 +370,46 @@ __device__ inline float inner_of(Spot dout, const T* out, int64_t step, int64_t 
 template <typename T, int width>
 __global__ void __launch_bounds__(kBlock) attention_rows(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
+  constexpr int kBands = S::kRows, kOwnBytes = S::own_bytes(kBands);
   after_the_one_before();
-  const Part part(z, z.rows);
+  const Part part(z, z.rows, S::own(kBands));
   const T *const k = part.of<T>(z.k), *const v = part.of<T>(z.v);
-  const Spot own = shared_memory(), passing = own + 2 * S::kOwnBytes;
+  const Spot own = shared_memory(), passing = own + 2 * kOwnBytes;
   const auto load = [&](int64_t tile) {
     const Spot to = passing + static_cast<Spot>(tile % 2 * 2 * S::kTileBytes);
     load_rows<width, S::kTile>(to, k, z.k.row, tile * S::kTile, z.columns, z.whole);
     load_rows<width, S::kTile>(to + S::kTileBytes, v, z.v.row, tile * S::kTile, z.columns, z.whole);
   };
-  load_rows<width, kOwn>(own, part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole);
-  load_rows<width, kOwn>(own + S::kOwnBytes, part.of<T>(z.dout), z.dout.row, part.first, z.rows, z.whole);
+  load_rows<width, S::own(kBands)>(own, part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole);
+  load_rows<width, S::own(kBands)>(own + kOwnBytes, part.of<T>(z.dout), z.dout.row, part.first, z.rows, z.whole);
   load(0);
   copies_end();
-  const Spot mine = own + static_cast<Spot>(first_of_warp() * S::kPitch);
-  const int64_t first = part.first + first_of_warp();
+  const Spot mine = own + static_cast<Spot>(first_of_warp(kBands) * S::kPitch);
+  const int64_t first = part.first + first_of_warp(kBands);
   const float scale = z.scale * 1.44269504088896340736f;
-  Fragments<width, S::kKept> q, dout;
-  float inner[2], logs[2], dq[S::kPacks][4] = {};
+  Fragments<width, kBands, S::kKept> q, dout;
+  float inner[kBands][2], logs[kBands][2], dq[kBands][S::kPacks][4] = {};
   const int64_t tiles = (z.columns + S::kTile - 1) / S::kTile;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     if (tile + 1 < tiles) load(tile + 1);
     copies_end();
     wait_copies<1>();
     __syncthreads();
-    if (tile == 0 && first < z.rows) {
+    if (tile == 0) {
       q.begin(mine);
-      dout.begin(mine + S::kOwnBytes);
-      const float sum =
-          inner_of<T, width>(mine + S::kOwnBytes, part.of<T>(z.out), z.out.row, first, z.rows, z.whole);
-      const int64_t at = part.matrix * z.rows + first;
-      if (lane() % 2 == 0 && first + lane() / 2 < z.rows) z.inner[at + lane() / 2] = sum;
+      dout.begin(mine + kOwnBytes);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = lane() / 4 + 8 * r;
-        inner[r] = from_lane(sum, 2 * row);
-        logs[r] = first + row < z.rows ? z.logs[at + row] : 0.f;
+      for (int band = 0; band < kBands; ++band) {
+        const int64_t begin = first + kSide * band, at = part.matrix * z.rows + begin;
+        const Spot rows = mine + kOwnBytes + kSide * S::kPitch * band;
+        const float sum = inner_of<T, width>(rows, part.of<T>(z.out), z.out.row, begin, z.rows, z.whole);
+        if (lane() % 2 == 0 && begin + lane() / 2 < z.rows) z.inner[at + lane() / 2] = sum;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int row = lane() / 4 + 8 * r;
+          inner[band][r] = from_lane(sum, 2 * row);
+          logs[band][r] = begin + row < z.rows ? z.logs[at + row] : 0.f;
+        }
       }
     }
     const Spot at = passing + static_cast<Spot>(tile % 2 * 2 * S::kTileBytes);
@@ -383,36 +418,42 @@ __global__ void __launch_bounds__(kBlock) attention_rows(const __grid_constant__
     for (int j = 0; j < S::kTile / kSide; ++j) {
       if (first >= z.rows || kSide * j >= left) continue;
       const Spot here = at + static_cast<Spot>(kSide * S::kPitch * j);
-      float s[2][4] = {}, d[2][4] = {};
+      float s[kBands][2][4] = {}, d[kBands][2][4] = {};
       by_rows<T>(s, q, broad<width>(here));
       by_rows<T>(d, dout, broad<width>(here + S::kTileBytes));
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int r = i % 4 / 2;
-        const bool there = kSide * j + i / 4 * 8 + lane() % 4 * 2 + i % 2 < left;
-        const float p = there ? power_of_2(s[i / 4][i % 4] * scale - logs[r]) : 0.f;
-        s[i / 4][i % 4] = p * (d[i / 4][i % 4] - inner[r]);
+      for (int i = 0; i < 8 * kBands; ++i) {
+        const int band = i / 8, half = i / 4 % 2, r = i % 4 / 2;
+        const bool there = kSide * j + half * 8 + lane() % 4 * 2 + i % 2 < left;
+        const float p = there ? power_of_2(s[band][half][i % 4] * scale - logs[band][r]) : 0.f;
+        s[band][half][i % 4] = p * (d[band][half][i % 4] - inner[band][r]);
       }
-      unsigned a[4];
+      unsigned a[kBands][4];
       turn<T>(a, s);
       by_columns<T, width>(dq, a, tall<width>(here));
     }
     __syncthreads();
   }
-  if (first >= z.rows) return;
-  store_rows<T, width>(mine, dq, z.scale, z.scale, part.of<T>(z.dq), z.dq.row, first, z.rows, z.whole);
+#pragma unroll
+  for (int band = 0; band < kBands; ++band) {
+    const int64_t begin = first + kSide * band;
+    if (begin >= z.rows) return;
+    store_rows<T, width>(mine + kSide * S::kPitch * band, dq[band], z.scale, z.scale, part.of<T>(z.dq), z.dq.row,
+                         begin, z.rows, z.whole);
+  }
 }
 
 // dk and dv.  Behind the last row of q and dout are zeros, so whatever p is there, nothing is added.
 template <typename T, int width>
 __global__ void __launch_bounds__(kBlock) attention_columns(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
+  constexpr int kBands = S::kColumns, kOwnBytes = S::own_bytes(kBands);
   constexpr Spot kNumbers = 4 * S::kTile, kStage = 2 * S::kTileBytes + 2 * kNumbers;
   after_the_one_before();
-  const Part part(z, z.columns);
+  const Part part(z, z.columns, S::own(kBands));
   const T *const q = part.of<T>(z.q), *const dout = part.of<T>(z.dout);
   const float *const logs = z.logs + part.matrix * z.rows, *const inner = z.inner + part.matrix * z.rows;
-  const Spot own = shared_memory(), passing = own + 2 * S::kOwnBytes;
+  const Spot own = shared_memory(), passing = own + 2 * kOwnBytes;
   const auto load = [&](int64_t tile) {
     const Spot to = passing + static_cast<Spot>(tile % 2) * kStage;
     load_rows<width, S::kTile>(to, q, z.q.row, tile * S::kTile, z.rows, z.whole);
@@ -420,15 +461,15 @@ __global__ void __launch_bounds__(kBlock) attention_columns(const __grid_constan
     load_numbers<S::kTile>(to + 2 * S::kTileBytes, logs, tile * S::kTile, z.rows);
     load_numbers<S::kTile>(to + 2 * S::kTileBytes + kNumbers, inner, tile * S::kTile, z.rows);
   };
-  load_rows<width, kOwn>(own, part.of<T>(z.k), z.k.row, part.first, z.columns, z.whole);
-  load_rows<width, kOwn>(own + S::kOwnBytes, part.of<T>(z.v), z.v.row, part.first, z.columns, z.whole);
+  load_rows<width, S::own(kBands)>(own, part.of<T>(z.k), z.k.row, part.first, z.columns, z.whole);
+  load_rows<width, S::own(kBands)>(own + kOwnBytes, part.of<T>(z.v), z.v.row, part.first, z.columns, z.whole);
   load(0);
   copies_end();
-  const Spot mine = own + static_cast<Spot>(first_of_warp() * S::kPitch);
-  const int64_t first = part.first + first_of_warp();
+  const Spot mine = own + static_cast<Spot>(first_of_warp(kBands) * S::kPitch);
+  const int64_t first = part.first + first_of_warp(kBands);
   const float scale = z.scale * 1.44269504088896340736f;
-  Fragments<width, S::kKept> k, v;
-  float dk[S::kPacks][4] = {}, dv[S::kPacks][4] = {};
+  Fragments<width, kBands, S::kKept> k, v;
+  float dk[kBands][S::kPacks][4] = {}, dv[kBands][S::kPacks][4] = {};
   const int64_t tiles = (z.rows + S::kTile - 1) / S::kTile;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     if (tile + 1 < tiles) load(tile + 1);
@@ -437,7 +478,7 @@ __global__ void __launch_bounds__(kBlock) attention_columns(const __grid_constan
     __syncthreads();
     if (tile == 0) {
       k.begin(mine);
-      v.begin(mine + S::kOwnBytes);
+      v.begin(mine + kOwnBytes);
     }
     const Spot at = passing + static_cast<Spot>(tile % 2) * kStage;
     const int64_t left = z.rows - tile * S::kTile;
@@ -445,7 +486,7 @@ __global__ void __launch_bounds__(kBlock) attention_columns(const __grid_constan
     for (int j = 0; j < S::kTile / kSide; ++j) {
       if (first >= z.columns || kSide * j >= left) continue;
       const Spot here = at + static_cast<Spot>(kSide * S::kPitch * j);
-      float s[2][4] = {}, d[2][4] = {};
+      float s[kBands][2][4] = {}, d[kBands][2][4] = {};
       by_rows<T>(s, k, broad<width>(here));
       by_rows<T>(d, v, broad<width>(here + S::kTileBytes));
 #pragma unroll
@@ -456,12 +497,13 @@ __global__ void __launch_bounds__(kBlock) attention_columns(const __grid_constan
         memcpy(log, &of_logs, sizeof(log));
         memcpy(level, &of_inner, sizeof(level));
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          s[i][e] = power_of_2(s[i][e] * scale - log[e % 2]);
-          d[i][e] = s[i][e] * (d[i][e] - level[e % 2]);
+        for (int e = 0; e < 4 * kBands; ++e) {
+          float &p = s[e / 4][i][e % 4], &slope = d[e / 4][i][e % 4];
+          p = power_of_2(p * scale - log[e % 2]);
+          slope = p * (slope - level[e % 2]);
         }
       }
-      unsigned a[4];
+      unsigned a[kBands][4];
       turn<T>(a, s);
       by_columns<T, width>(dv, a, tall<width>(here + S::kTileBytes));
       turn<T>(a, d);
@@ -469,39 +511,44 @@ __global__ void __launch_bounds__(kBlock) attention_columns(const __grid_constan
     }
     __syncthreads();
   }
-  if (first >= z.columns) return;
-  store_rows<T, width>(mine, dk, z.scale, z.scale, part.of<T>(z.dk), z.dk.row, first, z.columns, z.whole);
-  const Spot last = mine + S::kOwnBytes;
-  store_rows<T, width>(last, dv, 1.f, 1.f, part.of<T>(z.dv), z.dv.row, first, z.columns, z.whole);
+#pragma unroll
+  for (int band = 0; band < kBands; ++band) {
+    const int64_t begin = first + kSide * band;
+    if (begin >= z.columns) return;
+    const Spot by = mine + kSide * S::kPitch * band;
+    store_rows<T, width>(by, dk[band], z.scale, z.scale, part.of<T>(z.dk), z.dk.row, begin, z.columns, z.whole);
+    store_rows<T, width>(by + kOwnBytes, dv[band], 1.f, 1.f, part.of<T>(z.dv), z.dv.row, begin, z.columns,
+                         z.whole);
+  }
 }
 
 // ---- which kernels ----
 
-inline bool grid_of(dim3& grid, const Call& z, int64_t rows) {
-  const int64_t blocks = z.size[0] * z.size[1] * z.size[2] * ((rows + kOwn - 1) / kOwn);
-  grid = dim3(static_cast<unsigned>(blocks));
-  return blocks <= 0x7fffffff;
+// A block for so many rows of each matrix.
+template <typename Kernel>
+cudaError_t started(Kernel* kernel, const Call& z, int64_t rows, int own, int bytes, cudaStream_t stream) {
+  const int64_t blocks = z.size[0] * z.size[1] * z.size[2] * ((rows + own - 1) / own);
+  if (blocks > 0x7fffffff) return cudaErrorInvalidValue;
+  return launch_with(kernel, dim3(static_cast<unsigned>(blocks)), kBlock, bytes, stream, z);
 }
 
 template <typename T, int width>
 int forward(const Call& z, cudaStream_t stream) {
   using S = Shape<width>;
-  dim3 grid;
-  if (!grid_of(grid, z, z.rows)) return finished(cudaErrorInvalidValue);
-  constexpr int kBytes = S::kOwnBytes + 4 * S::kTileBytes;
-  return finished(launch_with(attention_forward<T, width>, grid, kBlock, kBytes, stream, z));
+  constexpr int kBytes = S::own_bytes(S::kForward) + 4 * S::kTileBytes;
+  return finished(started(attention_forward<T, width>, z, z.rows, S::own(S::kForward), kBytes, stream));
 }
 
 template <typename T, int width>
 int backward(const Call& z, cudaStream_t stream) {
   using S = Shape<width>;
-  dim3 grid, other;
-  if (!grid_of(grid, z, z.rows) || !grid_of(other, z, z.columns)) return finished(cudaErrorInvalidValue);
-  constexpr int kBytes = 2 * S::kOwnBytes + 4 * S::kTileBytes, kNumbers = 4 * 4 * S::kTile;
-  const cudaError_t error = launch_with(attention_rows<T, width>, grid, kBlock, kBytes, stream, z);
+  constexpr int kTiles = 4 * S::kTileBytes, kNumbers = 4 * 4 * S::kTile;
+  constexpr int kRowBytes = 2 * S::own_bytes(S::kRows) + kTiles;
+  constexpr int kColumnBytes = 2 * S::own_bytes(S::kColumns) + kTiles + kNumbers;
+  const cudaError_t error = started(attention_rows<T, width>, z, z.rows, S::own(S::kRows), kRowBytes, stream);
   if (error != cudaSuccess) return finished(error);
   return finished(
-      launch_with(attention_columns<T, width>, other, kBlock, kBytes + kNumbers, stream, z));
+      started(attention_columns<T, width>, z, z.columns, S::own(S::kColumns), kColumnBytes, stream));
 }
 
 }  // namespace

@@ -33,7 +33,6 @@ TIMED = (
 )
 
 
-
 def calls(
     cases: Sequence[tuple[int, ...]], dtype: str, sizes: tuple[int, int] = (3, 2)
 ) -> list[AttentionCall]:
