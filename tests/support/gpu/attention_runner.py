@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu_split import on_device, trace_of
 from byoc_cudnn.attention import ATTENTION, AttentionCall
 from tests.support.attention import LIMITS, computed, joined, operands_of, results_of
 from tests.support.batched_products import apart
@@ -91,11 +92,11 @@ def wrong(folder: Path, dtype: str) -> list[str]:
         bits = [[x.view(torch.uint8) for x in one] for one in twice]
         if not all(torch.equal(a, b) for a, b in zip(*bits, strict=True)):
             lines.append(f"{backward.problem}: two runs differ")
-        lines += _far(forward, backward, t)
+        lines += far(forward, backward, t)
     return lines
 
 
-def _far(forward: AttentionCall, backward: AttentionCall, t: Tensors) -> Iterator[str]:
+def far(forward: AttentionCall, backward: AttentionCall, t: Tensors) -> Iterator[str]:
     """What is further from float64 than roundings."""
     limit = LIMITS[forward.dtype]
     out, logs, dout, *made = (
@@ -111,9 +112,9 @@ def _far(forward: AttentionCall, backward: AttentionCall, t: Tensors) -> Iterato
     for name, matrices in got.items():
         exact = (want | of_gradients)[name]
         norm = np.linalg.norm(exact)
-        far = apart(matrices, exact) * norm / max(norm, least if name[0] == "d" else 0)
-        if not far < 2 * limit:
-            yield f"{forward.problem}: {name} is {far:.1e} off, at most {2 * limit:.1e}"
+        off = apart(matrices, exact) * norm / max(norm, least if name[0] == "d" else 0)
+        if not off < 2 * limit:
+            yield f"{forward.problem}: {name} is {off:.1e} off, at most {2 * limit:.1e}"
 
 
 def times(folder: Path, dtype: str = "float16") -> Iterator[str]:
@@ -122,7 +123,7 @@ def times(folder: Path, dtype: str = "float16") -> Iterator[str]:
         made = calls([(width, tokens, tokens)], dtype, (images, heads))
         functions = load_source(ATTENTION.generate, ATTENTION.inputs, made, folder / str(i))
         t = Tensors(made[1])
-        found = _microseconds(lambda: t.run(functions["f0"], functions["b0"]))  # noqa: B023
+        found = microseconds(lambda: t.run(functions["f0"], functions["b0"]))  # noqa: B023
         qkv = t.given[0].view(images, tokens, 3, heads, width)
         q, k, v = (x.detach().requires_grad_() for x in qkv.permute(2, 0, 3, 1, 4).unbind(0))
         dout = t.dout.view(images, tokens, heads, width).transpose(1, 2)
@@ -131,7 +132,7 @@ def times(folder: Path, dtype: str = "float16") -> Iterator[str]:
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v)  # noqa: B023
             torch.autograd.grad(out, (q, k, v), dout)  # noqa: B023
 
-        other = _microseconds(theirs)
+        other = microseconds(theirs)
         flops = 4 * images * heads * tokens**2 * width
         yield f"{images} images, {heads} heads, {tokens} tokens of {width}, {dtype}:"
         yield from (
@@ -148,18 +149,15 @@ def _rate(name: str, us: float, flops: float) -> str:
     return f", {count / 2 * flops / us / 1e6:.0f} TFLOP/s"
 
 
-def _microseconds(run: Callable[[], None], times: int = 20) -> dict[str, float]:
+def microseconds(run: Callable[[], None], times: int = 20) -> dict[str, float]:
     """Of each kernel, the mean."""
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+
+    def often() -> None:
         for _ in range(times):
             run()
-        torch.cuda.synchronize()
+
     found: dict[str, float] = {}
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            name = str(event.name).replace("(anonymous namespace)::", "")
-            found[name] = found.get(name, 0) + event.device_time / times
+    for event in on_device(trace_of(often)):
+        name = str(event["name"]).replace("(anonymous namespace)::", "")
+        found[name] = found.get(name, 0) + event["dur"] / times
     return dict(sorted(found.items(), key=lambda item: -item[1]))
