@@ -23,9 +23,14 @@ struct Shape {
   static constexpr int kPitch = 2 * kSide * kSteps + 16;  // bytes: rows of a matrix are in all banks
   static constexpr int kTile = kSteps > 4 ? 32 : 64;      // rows that pass at a time
   static constexpr int kTileBytes = kTile * kPitch;
+  static constexpr int kRowTileBytes = 2 * kTileBytes + 2 * 4 * kTile;  // of q and dout, and two numbers a row
   static constexpr bool kKept = kSteps <= 4;  // whether registers hold a warp's rows of two tensors
   // Bands of sixteen rows of a warp: what it reads of a tile is multiplied by each.
   static constexpr int kForward = 1, kRows = 1, kColumns = 1;
+
+  // Blocks that a multiprocessor has at once.
+  static constexpr int kForwardBlocks = kSteps > 4 ? 2 : 4, kRowBlocks = kForwardBlocks;
+  static constexpr int kColumnBlocks = kSteps > 4 ? 2 : 3;
 
   // Rows of a block, and their bytes.
   static constexpr int own(int bands) { return kWarps * kSide * bands; }
@@ -61,31 +66,58 @@ struct Part {
   }
 };
 
-__device__ inline int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
-__device__ inline int first_of_warp(int bands) { return static_cast<int>(threadIdx.x) / kLanes * kSide * bands; }
+__device__ inline int lane() { return static_cast<int>(threadIdx.x % kLanes); }
+__device__ inline int first_of_warp(int bands) { return static_cast<int>(threadIdx.x / kLanes) * kSide * bands; }
 
-// Rows of a matrix from `first` on into shared memory; zeros behind its last row and its width.
-template <int width, int rows, typename T>
-__device__ inline void load_rows(Spot to, const T* from, int64_t step, int64_t first, int64_t count,
-                                 bool whole) {
+// What a thread copies of a matrix into shared memory, row by row of the block's: 16 bytes of each `kDown`th
+// row, zeros behind the last row and the width.
+template <int width, typename T>
+class Rows {
   using S = Shape<width>;
-  constexpr int kPacks = 2 * S::kSteps;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * kPacks; i += kBlock) {
-    const int row = i / kPacks, pack = i % kPacks;
-    const bool there = first + row < count && pack < S::kPacks;
-    const T* const at = there ? from + (first + row) * step + 8 * pack : from;
-    const Spot place = to + static_cast<Spot>(row * S::kPitch + 16 * pack);
-    if (whole) {
-      copy_16(place, at, there);
-    } else {
-      Pack<T, 8> values;
-      load<false>(values, at, there ? 8 : 0);
-      uint4 bits;
-      memcpy(&bits, &values, sizeof(bits));
-      write_16(place, bits);
+  static constexpr int kPacks = 2 * S::kSteps, kAcross = kPacks > 8 ? 16 : kPacks > 4 ? 8 : kPacks > 2 ? 4 : 2;
+  static constexpr int kDown = kBlock / kAcross;
+
+ public:
+  // Of `count` rows those from `first` on.
+  __device__ Rows(const T* from, int64_t step, int64_t first, int64_t count, bool whole)
+      : pack_(static_cast<int>(threadIdx.x % kAcross)), row_(static_cast<int>(threadIdx.x / kAcross)),
+        left_(static_cast<int>(count - first) - row_), step_(kDown * step), at_(from + (first + row_) * step + 8 * pack_),
+        to_(static_cast<Spot>(row_ * S::kPitch + 16 * pack_)), whole_(whole) {}
+
+  // The next `rows`.
+  template <int rows>
+  __device__ void load(Spot to) {
+    static_assert(rows % kDown == 0);
+    if (kPacks == kAcross || pack_ < kPacks) {
+      if (whole_) {
+#pragma unroll
+        for (int i = 0; i < rows; i += kDown) {
+          copy_16(to + to_ + static_cast<Spot>(i * S::kPitch), at_, i < left_ && pack_ < S::kPacks);
+          at_ += step_;
+        }
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < rows; i += kDown) {
+          Pack<T, 8> values;
+          ::load<false>(values, at_, i < left_ && pack_ < S::kPacks ? 8 : 0);
+          uint4 bits;
+          memcpy(&bits, &values, sizeof(bits));
+          write_16(to + to_ + static_cast<Spot>(i * S::kPitch), bits);
+          at_ += step_;
+        }
+      }
     }
+    left_ -= rows;
   }
-}
+
+ private:
+  const int pack_, row_;
+  int left_;
+  const int64_t step_;
+  const T* at_;
+  const Spot to_;
+  const bool whole_;
+};
 
 // One number for each row, zeros behind the last.
 template <int rows>
@@ -99,17 +131,13 @@ __device__ inline void load_numbers(Spot to, const float* from, int64_t first, i
 
 // ---- products ----
 
-// Where a lane has its row of 16 × 16 elements: of a first operand, and of a second one that is columns of rows.
+// Where a lane has its row of 16 × 16 elements: of a first operand, and of a second one that is columns of rows;
+// and of a second operand whose rows are columns.
 template <int width>
-__device__ inline Spot tall(Spot at) {
-  return at + static_cast<Spot>(lane() % 16 * Shape<width>::kPitch + lane() / 16 * 16);
-}
-
-// Of a second operand whose rows are columns.
-template <int width>
-__device__ inline Spot broad(Spot at) {
-  return at + static_cast<Spot>((lane() / 16 * 8 + lane() % 8) * Shape<width>::kPitch + lane() / 8 % 2 * 16);
-}
+struct Places {
+  Spot tall = static_cast<Spot>(lane() % 16 * Shape<width>::kPitch + lane() / 16 * 16);
+  Spot broad = static_cast<Spot>((lane() / 16 * 8 + lane() % 8) * Shape<width>::kPitch + lane() / 8 % 2 * 16);
+};
 
 // A warp's own rows as first operands.
 template <int width, int bands, bool kept>
@@ -118,8 +146,9 @@ struct Fragments {
   unsigned value[kept ? S::kSteps : 1][bands][4];
   Spot at;
 
+  // `tall` of its rows.
   __device__ void begin(Spot rows) {
-    at = tall<width>(rows);
+    at = rows;
     if constexpr (kept) {
 #pragma unroll
       for (int k = 0; k < S::kSteps; ++k) load(value[k], k);
@@ -234,14 +263,14 @@ struct Softmax {
 
 // The columns of one tile, `left` of them; with `full` all.
 template <bool full, typename T, int width, int bands>
-__device__ inline void tile_forward(Softmax<width, bands>& state, Fragments<width, bands, true>& q, Spot k, Spot v,
-                                    int left, float scale) {
+__device__ inline void tile_forward(Softmax<width, bands>& state, Fragments<width, bands, true>& q, Spot tile,
+                                    const Places<width>& in, int left, float scale) {
   using S = Shape<width>;
   constexpr int kParts = S::kTile / kSide;
   float s[kParts][bands][2][4] = {};
 #pragma unroll
   for (int j = 0; j < kParts; ++j) {
-    if (full || kSide * j < left) by_rows<T>(s[j], q, broad<width>(k) + kSide * S::kPitch * j);
+    if (full || kSide * j < left) by_rows<T>(s[j], q, tile + in.broad + kSide * S::kPitch * j);
   }
   float level[bands][2];
 #pragma unroll
@@ -279,48 +308,50 @@ __device__ inline void tile_forward(Softmax<width, bands>& state, Fragments<widt
     }
     unsigned a[bands][4];
     turn<T>(a, s[j]);
-    by_columns<T, width>(state.out, a, tall<width>(v) + kSide * S::kPitch * j);
+    by_columns<T, width>(state.out, a, tile + in.tall + S::kTileBytes + kSide * S::kPitch * j);
   }
 }
 
 template <typename T, int width>
-__global__ void __launch_bounds__(kBlock) attention_forward(const __grid_constant__ RelayWgradAttentionCall z) {
+__global__ void __launch_bounds__(kBlock, Shape<width>::kForwardBlocks)
+    attention_forward(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
   constexpr int kBands = S::kForward;
   after_the_one_before();
   const Part part(z, z.rows, S::own(kBands));
-  const T *const q = part.of<T>(z.q), *const k = part.of<T>(z.k), *const v = part.of<T>(z.v);
   const Spot own = shared_memory(), passing = own + S::own_bytes(kBands);
-  const auto load = [&](int64_t tile) {
-    const Spot to = passing + static_cast<Spot>(tile % 2 * 2 * S::kTileBytes);
-    load_rows<width, S::kTile>(to, k, z.k.row, tile * S::kTile, z.columns, z.whole);
-    load_rows<width, S::kTile>(to + S::kTileBytes, v, z.v.row, tile * S::kTile, z.columns, z.whole);
+  Rows<width, T>(part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole).template load<S::own(kBands)>(own);
+  Rows<width, T> k(part.of<T>(z.k), z.k.row, 0, z.columns, z.whole);
+  Rows<width, T> v(part.of<T>(z.v), z.v.row, 0, z.columns, z.whole);
+  const auto load = [&](Spot to) {
+    k.template load<S::kTile>(to);
+    v.template load<S::kTile>(to + S::kTileBytes);
   };
-  load_rows<width, S::own(kBands)>(own, q, z.q.row, part.first, z.rows, z.whole);
-  load(0);
+  load(passing);
   copies_end();
   const Spot mine = own + static_cast<Spot>(first_of_warp(kBands) * S::kPitch);
   const int64_t first = part.first + first_of_warp(kBands);
   const float scale = z.scale * 1.44269504088896340736f;  // powers are of 2
+  const Places<width> in;
   Fragments<width, kBands, true> rows;
   Softmax<width, kBands> state{};
 #pragma unroll
   for (int i = 0; i < 2 * kBands; ++i) state.most[i / 2][i % 2] = -INFINITY;
-  const int64_t tiles = (z.columns + S::kTile - 1) / S::kTile;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    if (tile + 1 < tiles) load(tile + 1);
+  Spot tile = passing, other = passing + 2 * S::kTileBytes;
+  for (int left = static_cast<int>(z.columns); left > 0; left -= S::kTile) {
+    if (left > S::kTile) load(other);
     copies_end();
     wait_copies<1>();
     __syncthreads();
-    if (tile == 0) rows.begin(mine);
-    const Spot at = passing + static_cast<Spot>(tile % 2 * 2 * S::kTileBytes);
-    const int64_t left = z.columns - tile * S::kTile;
+    if (left == z.columns) rows.begin(mine + in.tall);
     if (first < z.rows && left >= S::kTile) {
-      tile_forward<true, T>(state, rows, at, at + S::kTileBytes, S::kTile, scale);
+      tile_forward<true, T>(state, rows, tile, in, S::kTile, scale);
     } else if (first < z.rows) {
-      tile_forward<false, T>(state, rows, at, at + S::kTileBytes, static_cast<int>(left), scale);
+      tile_forward<false, T>(state, rows, tile, in, left, scale);
     }
     __syncthreads();
+    const Spot next = other;
+    other = tile, tile = next;
   }
 #pragma unroll
   for (int band = 0; band < kBands; ++band) {
@@ -366,38 +397,74 @@ __device__ inline float inner_of(Spot dout, const T* out, int64_t step, int64_t 
   return sum + from_beside(sum, 1);
 }
 
+// What a lane knows of two rows of q in each band, and their gradient.
+template <int width, int bands>
+struct Slopes {
+  float inner[bands][2], logs[bands][2];
+  float dq[bands][Shape<width>::kPacks][4];
+};
+
+// The columns of one tile, `left` of them; with `full` all.
+template <bool full, typename T, int width, int bands, bool kept>
+__device__ inline void tile_rows(Slopes<width, bands>& state, Fragments<width, bands, kept>& q,
+                                 Fragments<width, bands, kept>& dout, Spot tile, const Places<width>& in, int left,
+                                 float scale) {
+  using S = Shape<width>;
+#pragma unroll
+  for (int j = 0; j < S::kTile / kSide; ++j) {
+    if (!full && kSide * j >= left) continue;
+    const Spot here = tile + static_cast<Spot>(kSide * S::kPitch * j);
+    float s[bands][2][4] = {}, d[bands][2][4] = {};
+    by_rows<T>(s, q, here + in.broad);
+    by_rows<T>(d, dout, here + in.broad + S::kTileBytes);
+#pragma unroll
+    for (int i = 0; i < 8 * bands; ++i) {
+      const int band = i / 8, half = i / 4 % 2, r = i % 4 / 2;
+      const bool there = full || kSide * j + half * 8 + lane() % 4 * 2 + i % 2 < left;
+      const float p = there ? power_of_2(s[band][half][i % 4] * scale - state.logs[band][r]) : 0.f;
+      s[band][half][i % 4] = p * (d[band][half][i % 4] - state.inner[band][r]);
+    }
+    unsigned a[bands][4];
+    turn<T>(a, s);
+    by_columns<T, width>(state.dq, a, here + in.tall);
+  }
+}
+
 // dq, and inner, which the other kernel reads.
 template <typename T, int width>
-__global__ void __launch_bounds__(kBlock) attention_rows(const __grid_constant__ RelayWgradAttentionCall z) {
+__global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
+    attention_rows(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
   constexpr int kBands = S::kRows, kOwnBytes = S::own_bytes(kBands);
   after_the_one_before();
   const Part part(z, z.rows, S::own(kBands));
-  const T *const k = part.of<T>(z.k), *const v = part.of<T>(z.v);
   const Spot own = shared_memory(), passing = own + 2 * kOwnBytes;
-  const auto load = [&](int64_t tile) {
-    const Spot to = passing + static_cast<Spot>(tile % 2 * 2 * S::kTileBytes);
-    load_rows<width, S::kTile>(to, k, z.k.row, tile * S::kTile, z.columns, z.whole);
-    load_rows<width, S::kTile>(to + S::kTileBytes, v, z.v.row, tile * S::kTile, z.columns, z.whole);
+  Rows<width, T>(part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole).template load<S::own(kBands)>(own);
+  Rows<width, T>(part.of<T>(z.dout), z.dout.row, part.first, z.rows, z.whole)
+      .template load<S::own(kBands)>(own + kOwnBytes);
+  Rows<width, T> k(part.of<T>(z.k), z.k.row, 0, z.columns, z.whole);
+  Rows<width, T> v(part.of<T>(z.v), z.v.row, 0, z.columns, z.whole);
+  const auto load = [&](Spot to) {
+    k.template load<S::kTile>(to);
+    v.template load<S::kTile>(to + S::kTileBytes);
   };
-  load_rows<width, S::own(kBands)>(own, part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole);
-  load_rows<width, S::own(kBands)>(own + kOwnBytes, part.of<T>(z.dout), z.dout.row, part.first, z.rows, z.whole);
-  load(0);
+  load(passing);
   copies_end();
   const Spot mine = own + static_cast<Spot>(first_of_warp(kBands) * S::kPitch);
   const int64_t first = part.first + first_of_warp(kBands);
   const float scale = z.scale * 1.44269504088896340736f;
+  const Places<width> in;
   Fragments<width, kBands, S::kKept> q, dout;
-  float inner[kBands][2], logs[kBands][2], dq[kBands][S::kPacks][4] = {};
-  const int64_t tiles = (z.columns + S::kTile - 1) / S::kTile;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    if (tile + 1 < tiles) load(tile + 1);
+  Slopes<width, kBands> state{};
+  Spot tile = passing, other = passing + 2 * S::kTileBytes;
+  for (int left = static_cast<int>(z.columns); left > 0; left -= S::kTile) {
+    if (left > S::kTile) load(other);
     copies_end();
     wait_copies<1>();
     __syncthreads();
-    if (tile == 0) {
-      q.begin(mine);
-      dout.begin(mine + kOwnBytes);
+    if (left == z.columns) {
+      q.begin(mine + in.tall);
+      dout.begin(mine + in.tall + kOwnBytes);
 #pragma unroll
       for (int band = 0; band < kBands; ++band) {
         const int64_t begin = first + kSide * band, at = part.matrix * z.rows + begin;
@@ -407,117 +474,127 @@ __global__ void __launch_bounds__(kBlock) attention_rows(const __grid_constant__
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int row = lane() / 4 + 8 * r;
-          inner[band][r] = from_lane(sum, 2 * row);
-          logs[band][r] = begin + row < z.rows ? z.logs[at + row] : 0.f;
+          state.inner[band][r] = from_lane(sum, 2 * row);
+          state.logs[band][r] = begin + row < z.rows ? z.logs[at + row] : 0.f;
         }
       }
     }
-    const Spot at = passing + static_cast<Spot>(tile % 2 * 2 * S::kTileBytes);
-    const int64_t left = z.columns - tile * S::kTile;
-#pragma unroll
-    for (int j = 0; j < S::kTile / kSide; ++j) {
-      if (first >= z.rows || kSide * j >= left) continue;
-      const Spot here = at + static_cast<Spot>(kSide * S::kPitch * j);
-      float s[kBands][2][4] = {}, d[kBands][2][4] = {};
-      by_rows<T>(s, q, broad<width>(here));
-      by_rows<T>(d, dout, broad<width>(here + S::kTileBytes));
-#pragma unroll
-      for (int i = 0; i < 8 * kBands; ++i) {
-        const int band = i / 8, half = i / 4 % 2, r = i % 4 / 2;
-        const bool there = kSide * j + half * 8 + lane() % 4 * 2 + i % 2 < left;
-        const float p = there ? power_of_2(s[band][half][i % 4] * scale - logs[band][r]) : 0.f;
-        s[band][half][i % 4] = p * (d[band][half][i % 4] - inner[band][r]);
-      }
-      unsigned a[kBands][4];
-      turn<T>(a, s);
-      by_columns<T, width>(dq, a, tall<width>(here));
+    if (first < z.rows && left >= S::kTile) {
+      tile_rows<true, T>(state, q, dout, tile, in, S::kTile, scale);
+    } else if (first < z.rows) {
+      tile_rows<false, T>(state, q, dout, tile, in, left, scale);
     }
     __syncthreads();
+    const Spot next = other;
+    other = tile, tile = next;
   }
 #pragma unroll
   for (int band = 0; band < kBands; ++band) {
     const int64_t begin = first + kSide * band;
     if (begin >= z.rows) return;
-    store_rows<T, width>(mine + kSide * S::kPitch * band, dq[band], z.scale, z.scale, part.of<T>(z.dq), z.dq.row,
-                         begin, z.rows, z.whole);
+    store_rows<T, width>(mine + kSide * S::kPitch * band, state.dq[band], z.scale, z.scale, part.of<T>(z.dq),
+                         z.dq.row, begin, z.rows, z.whole);
+  }
+}
+
+// The gradients of a lane's rows of k and v.
+template <int width, int bands>
+struct Sums {
+  float dk[bands][Shape<width>::kPacks][4], dv[bands][Shape<width>::kPacks][4];
+};
+
+// The rows of one tile, `left` of them; with `full` all.
+template <bool full, typename T, int width, int bands, bool kept>
+__device__ inline void tile_columns(Sums<width, bands>& state, Fragments<width, bands, kept>& k,
+                                    Fragments<width, bands, kept>& v, Spot tile, const Places<width>& in, int left,
+                                    float scale) {
+  using S = Shape<width>;
+  const Spot numbers = tile + 2 * S::kTileBytes + static_cast<Spot>(lane() % 4 * 8);
+#pragma unroll
+  for (int j = 0; j < S::kTile / kSide; ++j) {
+    if (!full && kSide * j >= left) continue;
+    const Spot here = tile + static_cast<Spot>(kSide * S::kPitch * j);
+    float s[bands][2][4] = {}, d[bands][2][4] = {};
+    by_rows<T>(s, k, here + in.broad);
+    by_rows<T>(d, v, here + in.broad + S::kTileBytes);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Spot number = numbers + static_cast<Spot>(4 * (kSide * j + 8 * i));
+      const uint2 of_logs = read_8(number), of_inner = read_8(number + 4 * S::kTile);
+      float log[2], level[2];
+      memcpy(log, &of_logs, sizeof(log));
+      memcpy(level, &of_inner, sizeof(level));
+#pragma unroll
+      for (int e = 0; e < 4 * bands; ++e) {
+        float &p = s[e / 4][i][e % 4], &slope = d[e / 4][i][e % 4];
+        p = power_of_2(p * scale - log[e % 2]);
+        slope = p * (slope - level[e % 2]);
+      }
+    }
+    unsigned a[bands][4];
+    turn<T>(a, s);
+    by_columns<T, width>(state.dv, a, here + in.tall + S::kTileBytes);
+    turn<T>(a, d);
+    by_columns<T, width>(state.dk, a, here + in.tall);
   }
 }
 
 // dk and dv.  Behind the last row of q and dout are zeros, so whatever p is there, nothing is added.
 template <typename T, int width>
-__global__ void __launch_bounds__(kBlock) attention_columns(const __grid_constant__ RelayWgradAttentionCall z) {
+__global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
+    attention_columns(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
   constexpr int kBands = S::kColumns, kOwnBytes = S::own_bytes(kBands);
-  constexpr Spot kNumbers = 4 * S::kTile, kStage = 2 * S::kTileBytes + 2 * kNumbers;
   after_the_one_before();
   const Part part(z, z.columns, S::own(kBands));
-  const T *const q = part.of<T>(z.q), *const dout = part.of<T>(z.dout);
   const float *const logs = z.logs + part.matrix * z.rows, *const inner = z.inner + part.matrix * z.rows;
   const Spot own = shared_memory(), passing = own + 2 * kOwnBytes;
-  const auto load = [&](int64_t tile) {
-    const Spot to = passing + static_cast<Spot>(tile % 2) * kStage;
-    load_rows<width, S::kTile>(to, q, z.q.row, tile * S::kTile, z.rows, z.whole);
-    load_rows<width, S::kTile>(to + S::kTileBytes, dout, z.dout.row, tile * S::kTile, z.rows, z.whole);
-    load_numbers<S::kTile>(to + 2 * S::kTileBytes, logs, tile * S::kTile, z.rows);
-    load_numbers<S::kTile>(to + 2 * S::kTileBytes + kNumbers, inner, tile * S::kTile, z.rows);
+  Rows<width, T>(part.of<T>(z.k), z.k.row, part.first, z.columns, z.whole).template load<S::own(kBands)>(own);
+  Rows<width, T>(part.of<T>(z.v), z.v.row, part.first, z.columns, z.whole)
+      .template load<S::own(kBands)>(own + kOwnBytes);
+  Rows<width, T> q(part.of<T>(z.q), z.q.row, 0, z.rows, z.whole);
+  Rows<width, T> dout(part.of<T>(z.dout), z.dout.row, 0, z.rows, z.whole);
+  const auto load = [&](Spot to, int64_t row) {
+    q.template load<S::kTile>(to);
+    dout.template load<S::kTile>(to + S::kTileBytes);
+    load_numbers<S::kTile>(to + 2 * S::kTileBytes, logs, row, z.rows);
+    load_numbers<S::kTile>(to + 2 * S::kTileBytes + 4 * S::kTile, inner, row, z.rows);
   };
-  load_rows<width, S::own(kBands)>(own, part.of<T>(z.k), z.k.row, part.first, z.columns, z.whole);
-  load_rows<width, S::own(kBands)>(own + kOwnBytes, part.of<T>(z.v), z.v.row, part.first, z.columns, z.whole);
-  load(0);
+  load(passing, 0);
   copies_end();
   const Spot mine = own + static_cast<Spot>(first_of_warp(kBands) * S::kPitch);
   const int64_t first = part.first + first_of_warp(kBands);
   const float scale = z.scale * 1.44269504088896340736f;
+  const Places<width> in;
   Fragments<width, kBands, S::kKept> k, v;
-  float dk[kBands][S::kPacks][4] = {}, dv[kBands][S::kPacks][4] = {};
-  const int64_t tiles = (z.rows + S::kTile - 1) / S::kTile;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    if (tile + 1 < tiles) load(tile + 1);
+  Sums<width, kBands> state{};
+  Spot tile = passing, other = passing + S::kRowTileBytes;
+  for (int left = static_cast<int>(z.rows); left > 0; left -= S::kTile) {
+    if (left > S::kTile) load(other, z.rows - left + S::kTile);
     copies_end();
     wait_copies<1>();
     __syncthreads();
-    if (tile == 0) {
-      k.begin(mine);
-      v.begin(mine + kOwnBytes);
+    if (left == z.rows) {
+      k.begin(mine + in.tall);
+      v.begin(mine + in.tall + kOwnBytes);
     }
-    const Spot at = passing + static_cast<Spot>(tile % 2) * kStage;
-    const int64_t left = z.rows - tile * S::kTile;
-#pragma unroll
-    for (int j = 0; j < S::kTile / kSide; ++j) {
-      if (first >= z.columns || kSide * j >= left) continue;
-      const Spot here = at + static_cast<Spot>(kSide * S::kPitch * j);
-      float s[kBands][2][4] = {}, d[kBands][2][4] = {};
-      by_rows<T>(s, k, broad<width>(here));
-      by_rows<T>(d, v, broad<width>(here + S::kTileBytes));
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const Spot number = at + 2 * S::kTileBytes + static_cast<Spot>(4 * (kSide * j + 8 * i + lane() % 4 * 2));
-        const uint2 of_logs = read_8(number), of_inner = read_8(number + kNumbers);
-        float log[2], level[2];
-        memcpy(log, &of_logs, sizeof(log));
-        memcpy(level, &of_inner, sizeof(level));
-#pragma unroll
-        for (int e = 0; e < 4 * kBands; ++e) {
-          float &p = s[e / 4][i][e % 4], &slope = d[e / 4][i][e % 4];
-          p = power_of_2(p * scale - log[e % 2]);
-          slope = p * (slope - level[e % 2]);
-        }
-      }
-      unsigned a[kBands][4];
-      turn<T>(a, s);
-      by_columns<T, width>(dv, a, tall<width>(here + S::kTileBytes));
-      turn<T>(a, d);
-      by_columns<T, width>(dk, a, tall<width>(here));
+    if (first < z.columns && left >= S::kTile) {
+      tile_columns<true, T>(state, k, v, tile, in, S::kTile, scale);
+    } else if (first < z.columns) {
+      tile_columns<false, T>(state, k, v, tile, in, left, scale);
     }
     __syncthreads();
+    const Spot next = other;
+    other = tile, tile = next;
   }
 #pragma unroll
   for (int band = 0; band < kBands; ++band) {
     const int64_t begin = first + kSide * band;
     if (begin >= z.columns) return;
     const Spot by = mine + kSide * S::kPitch * band;
-    store_rows<T, width>(by, dk[band], z.scale, z.scale, part.of<T>(z.dk), z.dk.row, begin, z.columns, z.whole);
-    store_rows<T, width>(by + kOwnBytes, dv[band], 1.f, 1.f, part.of<T>(z.dv), z.dv.row, begin, z.columns,
+    store_rows<T, width>(by, state.dk[band], z.scale, z.scale, part.of<T>(z.dk), z.dk.row, begin, z.columns,
+                         z.whole);
+    store_rows<T, width>(by + kOwnBytes, state.dv[band], 1.f, 1.f, part.of<T>(z.dv), z.dv.row, begin, z.columns,
                          z.whole);
   }
 }
@@ -542,9 +619,8 @@ int forward(const Call& z, cudaStream_t stream) {
 template <typename T, int width>
 int backward(const Call& z, cudaStream_t stream) {
   using S = Shape<width>;
-  constexpr int kTiles = 4 * S::kTileBytes, kNumbers = 4 * 4 * S::kTile;
-  constexpr int kRowBytes = 2 * S::own_bytes(S::kRows) + kTiles;
-  constexpr int kColumnBytes = 2 * S::own_bytes(S::kColumns) + kTiles + kNumbers;
+  constexpr int kRowBytes = 2 * S::own_bytes(S::kRows) + 4 * S::kTileBytes;
+  constexpr int kColumnBytes = 2 * S::own_bytes(S::kColumns) + 2 * S::kRowTileBytes;
   const cudaError_t error = started(attention_rows<T, width>, z, z.rows, S::own(S::kRows), kRowBytes, stream);
   if (error != cudaSuccess) return finished(error);
   return finished(
