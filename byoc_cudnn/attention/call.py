@@ -9,7 +9,8 @@ from relay_wgrad.dtypes import HALVES
 
 from ..codegen.kernel_names import Words, known
 from ..codegen.templates import constants
-from ..decision import YES, Decision, no
+from ..decision import Decision, no
+from ..softmax.call import Added, check_added
 
 DIRECTIONS = ("forward", "backward")
 OUTER = constants("attention", "attention_call.h")["kOuter"]
@@ -40,11 +41,11 @@ class Place:
 class AttentionCall:
     """Many matrices q of (rows, width), k and v of (columns, width).
 
-    forward: q, k, v -> out, logarithms
-        out = softmax(q kᵀ scale) v, and of each of q's rows the logarithm, of base 2, of what
-        softmax divides by
-    backward: q, k, v, out, logarithms, dout -> results, inner
-        p = 2 ** (q kᵀ scale log2(e) - logarithms), inner = the sum of dout out of each row,
+    forward: q, k, v, what is added... -> out, logarithms
+        scores = q kᵀ scale + what is added, out = softmax(scores) v, and of each of q's rows the
+        logarithm, of base 2, of what softmax divides by
+    backward: q, k, v, out, logarithms, dout, what is added... -> results..., [ds,] inner
+        p = 2 ** (scores log2(e) - logarithms), inner = the sum of dout out of each row,
         dv = pᵀ dout, ds = p (dout vᵀ - inner), dq = ds k scale, dk = dsᵀ q scale
 
     sizes : how many matrices along each of `OUTER` axes; the first is 0 where it is known when it
@@ -52,6 +53,8 @@ class AttentionCall:
     places : of the direction's tensors (`PLACED`).
     results : of each that is written the number of the result that has it: dq, dk and dv may be
         parts of one tensor.
+    added : rows are those of q, matrix after matrix.
+    wide : whether there is ds, the gradient of what is added, in float32.
     """
 
     symbol: str
@@ -64,6 +67,8 @@ class AttentionCall:
     scale: float
     places: tuple[Place, ...]
     results: tuple[int, ...] = (0,)
+    added: tuple[Added, ...] = ()
+    wide: bool = False
 
     @property
     def problem(self) -> str:
@@ -72,6 +77,7 @@ class AttentionCall:
         return (
             f"attention {self.direction} {sizes} rows={self.rows} columns={self.columns}"
             f" width={self.width} {self.dtype}"
+            + (f" added={len(self.added)}" if self.added else "")
         )
 
 
@@ -93,4 +99,6 @@ def check(call: AttentionCall) -> Decision:
     written = WRITTEN[call.direction]
     if len(call.results) != written or set(call.results) != set(range(max(call.results) + 1)):
         return no(f"results {call.results}: the number of each of {written}")
-    return YES
+    if call.wide and call.direction == "forward":
+        return no("a gradient of scores is of backward calls")
+    return check_added(call.added)

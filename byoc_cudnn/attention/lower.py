@@ -1,9 +1,9 @@
 """Which attention of a module goes to kernels of our own, and how it is written then.
 
-A softmax of scores that are a product, whose weights another product reads, is one call with both;
-its gradient, and the four products around that, are another.  q, k, v and the result's gradient are
-read, and results are written, as views of other tensors, transposed, or parts of one.  What is
-between is not computed, unless something else needs it.
+A softmax of scores that are a product, and to which something may be added, whose weights another
+product reads, is one call with both; its gradient, and the four products around that, are another.
+q, k, v and the result's gradient are read, and results are written, as views of other tensors,
+transposed, or parts of one.  What is between is not computed, unless something else needs it.
 """
 
 from __future__ import annotations
@@ -111,11 +111,12 @@ class _Call(NamedTuple):
 @dataclass
 class _Gradient:
     """An attention's gradient: its result's, and one result of dq, dk and dv, or three; `product`
-    is the first of the four."""
+    is the first of the four, `wide` what else reads of the scores' gradient."""
 
     dout: _Operand
     results: tuple[_Result, ...]
     product: relax.Var
+    wide: relax.Var | None
 
 
 @dataclass
@@ -123,7 +124,7 @@ class _Attention:
     """What was found: q, k and v, and the result.
 
     like : the call but for its places.  outer : axes of the matrices, their sizes.
-    product : the one that gives the result.
+    product : the one that gives the result.  added : to the scores.
     """
 
     view: Graph
@@ -132,6 +133,7 @@ class _Attention:
     operands: tuple[_Operand, _Operand, _Operand]
     out: _Result
     product: relax.Var
+    added: list[Expr]
     gradient: _Gradient | None = None
 
     def __post_init__(self) -> None:
@@ -151,7 +153,7 @@ class _Attention:
         places, args = [place for place, _ in read], [tensor for _, tensor in read]
         places += self.out.places
         call = _checked(replace(self.like, places=tuple(places)))
-        found = [_Call(call, args, [self.out.var, self.logs], self.product)]
+        found = [_Call(call, [*args, *self.added], [self.out.var, self.logs], self.product)]
         if (back := self.gradient) is None:
             return found
         place, dout = _place(self.view, back.dout, self.outer, gone)
@@ -159,9 +161,11 @@ class _Attention:
         call = replace(
             self.like, direction="backward", places=(*places, place, *written_to),
             results=tuple(i for i, one in enumerate(back.results) for _ in one.places),
+            wide=back.wide is not None,
         )  # fmt: skip
-        results = [*(one.var for one in back.results), self.inner]
-        args = [*args, self.out.var, self.logs, dout]
+        wide = [] if back.wide is None else [back.wide]
+        results = [*(one.var for one in back.results), *wide, self.inner]
+        args = [*args, self.out.var, self.logs, dout, *self.added]
         return [*found, _Call(_checked(call), args, results, back.product)]
 
 
@@ -185,8 +189,6 @@ def _attention(view: Graph, softmax: Softmax, scores: relax.Var) -> _Attention:
     dtype, (q, k) = softmax.call.dtype, view.value[scores].args
     if dtype not in HALVES or any(str(x.ty.dtype) != dtype for x in (q, k)):
         raise Stays(f"weights of {dtype}, q and k of {q.ty.dtype} and {k.ty.dtype}")
-    if softmax.call.added:
-        raise Stays("something is added to the scores")
     if not isinstance(softmax.var, relax.DataflowVar):
         raise Stays("outside of a dataflow block")
     sizes, width = sizes_of(scores.ty), (sizes_of(q.ty) or [None])[-1]
@@ -202,12 +204,12 @@ def _attention(view: Graph, softmax: Softmax, scores: relax.Var) -> _Attention:
     known = [n if isinstance(n, int) else 0 for n in outer]
     like = AttentionCall(
         "", "forward", dtype, str(width), (*known, *[1] * (OUTER - len(outer))), rows, columns,
-        softmax.call.scale, (),
+        softmax.call.scale, (), added=softmax.call.added,
     )  # fmt: skip
     v = _Operand(view.value[out].args[1], out)
     made = _Attention(
         view, like, outer, (_Operand(q, scores), _Operand(k, scores, turned=True), v),
-        _result(view, dtype, _sized(view, out, [*outer, rows, width])), out,
+        _result(view, dtype, _sized(view, out, [*outer, rows, width])), out, softmax.args[1:],
     )  # fmt: skip
     _together(view, softmax.var, scores, out)
     if products or softmax.gradients:
@@ -227,7 +229,7 @@ def _gradient(made: _Attention, softmax: Softmax, dv: relax.Var | None) -> _Grad
     if dv is None or len(softmax.gradients) != 1:
         raise Stays(f"{len(softmax.gradients)} gradients of softmax, and v's {dv}")
     (found,) = softmax.gradients
-    if found.wide or not math.isclose(found.scale, like.scale, rel_tol=1e-6):
+    if not math.isclose(found.scale, like.scale, rel_tol=1e-6):
         raise Stays(f"scores times {like.scale}, their gradient times {found.scale}")
     of_weights = _product(view, found.given)
     if of_weights is None:
@@ -256,7 +258,7 @@ def _gradient(made: _Attention, softmax: Softmax, dv: relax.Var | None) -> _Grad
     results = _joined(view, like.dtype, ends) or tuple(_result(view, like.dtype, e) for e in ends)
     # The first may come before the other's view of the same tensor.
     first = min(given, key=lambda one: view.index[one.product])
-    return _Gradient(first, results, first.product)
+    return _Gradient(first, results, first.product, found.var if found.wide else None)
 
 
 def _together(view: Graph, *variables: relax.Var) -> None:

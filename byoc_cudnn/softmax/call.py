@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relay_wgrad.dtypes import MIXED
@@ -13,7 +14,7 @@ from ..decision import YES, Decision, no
 
 DIRECTIONS = ("forward", "backward")
 WORDS: Words = {"direction": DIRECTIONS, "source": MIXED, "dtype": MIXED}
-MASKS, STEPS = (constants("softmax", "softmax_call.h")[n] for n in ("kMasks", "kSteps"))
+MASKS, STEPS = (constants("", "added_call.h")[n] for n in ("kMasks", "kAxes"))
 """Tensors that one call adds, and steps of each."""
 LIMIT = 1 << 30  # columns
 PACK = 16  # bytes
@@ -81,9 +82,14 @@ def check(call: SoftmaxCall) -> Decision:
         return no(f"scale {call.scale}: not finite")
     if (call.added and backward) or (call.wide and not backward):
         return no("what is added is of forward calls, a second result of backward ones")
-    if len(call.added) > MASKS:
-        return no(f"{len(call.added)} tensors are added; at most {MASKS}")
-    for one in call.added:
+    return check_added(call.added)
+
+
+def check_added(added: Sequence[Added]) -> Decision:
+    """Whether kernels have steps for what is added."""
+    if len(added) > MASKS:
+        return no(f"{len(added)} tensors are added; at most {MASKS}")
+    for one in added:
         if one.dtype not in MIXED:
             return no(f"what is added is {one.dtype}")
         if len(one.steps) > STEPS:

@@ -16,6 +16,7 @@ import pytest
 from byoc_cudnn.building.compiled import FAMILIES
 from byoc_cudnn.codegen.direct import Family
 from byoc_cudnn.codegen.kernel_names import name_of, words_of
+from byoc_cudnn.codegen.templates import shared
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ def test_names_are_declared(family: Family) -> None:
     exported = family.exported("kernel", [], "function")
     folder = Path("byoc_cudnn") / family.room / "templates"
     used = "\n".join([exported, family.kernel_type, *(p.read_text() for p in folder.iterdir())])
+    call += "".join(shared(f"{part}_call.h") for part in family.shares)
     declared = set(re.findall(r"(?:struct|using) (RelayWgrad\w+)(?: \{| =)", call))
     assert set(re.findall(r"\bRelayWgrad\w+", used)) <= declared
     assert f"struct {family.row} {{" in host

@@ -14,7 +14,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from byoc_cudnn.attention import ATTENTION, AttentionCall, Place
 from byoc_cudnn.attention.call import OUTER, PLACED, WRITTEN
+from byoc_cudnn.softmax.call import MASKS
 from relay_wgrad.dtypes import numpy_dtype
+from tests.support.softmax import AddedTensor, places_of, put_added
 from tests.support.warps_emulated import built
 
 LIMITS = {"float16": 1.2e-3, "bfloat16": 9e-3}
@@ -43,11 +45,15 @@ def sizes_of(call: AttentionCall, array: np.ndarray, name: str) -> tuple[int, ..
     return (array.size // each, *call.sizes[1:])
 
 
-def computed(call: AttentionCall, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def computed(call: AttentionCall, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
     """Of tensors as matrices what a call writes, as matrices in float64."""
     q, k, v = (arrays[name].astype("float64") for name in "qkv")
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         scores = np.einsum("...ik,...jk->...ij", q, k) * call.scale
+        for one, array in zip(call.added, arrays.get("added", ()), strict=True):
+            rows = np.arange(scores.size // call.columns)
+            at = np.asarray(places_of(one, rows))[:, None] + np.arange(call.columns)
+            scores += array.astype("float64").reshape(-1)[at].reshape(scores.shape)
         most = scores.max(-1, keepdims=True)
         powers = np.exp(scores - most)
         sums = powers.sum(-1, keepdims=True)
@@ -56,17 +62,20 @@ def computed(call: AttentionCall, arrays: dict[str, np.ndarray]) -> dict[str, np
             return {"out": p @ v, "logs": ((most + np.log(sums)) / np.log(2))[..., 0]}
         dout = arrays["dout"].astype("float64")
         weights = np.einsum("...ik,...jk->...ij", dout, v)
-        ds = p * (weights - (p * weights).sum(-1, keepdims=True)) * call.scale
+        wide = p * (weights - (p * weights).sum(-1, keepdims=True))
+        ds = wide * call.scale
         turned = np.swapaxes(ds, -1, -2)
-        return {"dq": ds @ k, "dk": turned @ q, "dv": np.swapaxes(p, -1, -2) @ dout}
+        made = {"dq": ds @ k, "dk": turned @ q, "dv": np.swapaxes(p, -1, -2) @ dout}
+        return made | ({"wide": wide} if call.wide else {})
 
 
-def operands_of(call: AttentionCall, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """By name the matrices that a call reads, of its arrays."""
-    order = {"q": 0, "k": 1, "v": 2}
+def operands_of(call: AttentionCall, arrays: Sequence[np.ndarray]) -> dict[str, Any]:
+    """By name the matrices that a call reads, of its arrays; and what is added."""
+    order, own = {"q": 0, "k": 1, "v": 2}, 3
     if call.direction == "backward":
-        order |= {"out": 3, "dout": 5}
-    return {name: view(call, name, arrays[i]) for name, i in order.items()}
+        order, own = order | {"out": 3, "dout": 5}, 6
+    found: dict[str, Any] = {name: view(call, name, arrays[i]) for name, i in order.items()}
+    return found | {"added": arrays[own : own + len(call.added)]}
 
 
 def results_of(call: AttentionCall, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -77,13 +86,15 @@ def results_of(call: AttentionCall, arrays: Sequence[np.ndarray]) -> dict[str, n
 
 def packed(call: AttentionCall) -> Any:
     """The call as a function of TVM's tensors on the CPU."""
-    read = 3 if call.direction == "forward" else 6
+    read = (3 if call.direction == "forward" else 6) + len(call.added)
 
     def run(*tensors: Any) -> None:
         made = computed(call, operands_of(call, [t.numpy() for t in tensors[:read]]))
         outs = [np.full(t.shape, np.nan, numpy_dtype(str(t.dtype))) for t in tensors[read:]]
         for name, to in results_of(call, outs[:-1]).items():
             to[...] = made[name]
+        if call.wide:
+            outs[-2][...] = made["wide"].reshape(outs[-2].shape)
         outs[-1][...] = made["logs"].reshape(outs[-1].shape) if "logs" in made else 0
         for tensor, out in zip(tensors[read:], outs, strict=True):
             tensor.copyfrom(out)
@@ -104,7 +115,8 @@ class _Call(ctypes.Structure):
         *((name, _Place) for name in PLACED["backward"]),
         ("logs", ctypes.c_void_p), ("inner", ctypes.c_void_p),
         ("size", ctypes.c_int64 * OUTER), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
-        ("scale", ctypes.c_float), ("whole", ctypes.c_bool),
+        ("scale", ctypes.c_float), ("whole", ctypes.c_bool), ("wide", ctypes.c_void_p),
+        ("masks", ctypes.c_int), ("added", AddedTensor * MASKS),
     )  # fmt: skip
 
 
@@ -113,8 +125,11 @@ def emulated(
 ) -> int:
     """Runs a call on arrays, operands and then results; races that were found."""
     one = _Call()
-    read = 3 if call.direction == "forward" else 6
+    own = 3 if call.direction == "forward" else 6
+    read = own + len(call.added)
+    put_added(one, call.added, arrays[own:read])
     names, results = PLACED[call.direction], arrays[read:]
+    one.wide = results[-2].ctypes.data if call.wide else None
     one.whole = True
     for i, (name, at) in enumerate(zip(names, call.places, strict=True)):
         is_read = i < len(names) - len(call.results)
@@ -129,9 +144,9 @@ def emulated(
     one.logs, one.inner = logs.ctypes.data, None if inner is None else inner.ctypes.data
     one.size[:] = call.sizes
     one.rows, one.columns, one.scale = call.rows, call.columns, call.scale
-    own = _library(folder, ATTENTION.kernel_of(call), races)
-    assert getattr(own, ATTENTION.kernel_of(call))(ctypes.byref(one), None) == 0
-    return int(own.races_found()) if races else 0
+    library = _library(folder, ATTENTION.kernel_of(call), races)
+    assert getattr(library, ATTENTION.kernel_of(call))(ctypes.byref(one), None) == 0
+    return int(library.races_found()) if races else 0
 
 
 @lru_cache(maxsize=64)

@@ -24,7 +24,8 @@ def values(call: SoftmaxCall, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     if call.direction == "forward":
         logits = first * call.scale
         for one, array in zip(call.added, arrays[1:], strict=True):
-            logits = logits + array.astype("float64").reshape(-1)[_places(one, *logits.shape)]
+            at = places_of(one, np.arange(len(logits)))[:, None] + np.arange(logits.shape[1])
+            logits = logits + array.astype("float64").reshape(-1)[at]
         with np.errstate(invalid="ignore"):
             made = np.exp(logits - logits.max(-1, keepdims=True))
             return [made / made.sum(-1, keepdims=True)]
@@ -40,14 +41,13 @@ def _rows(call: SoftmaxCall, array: np.ndarray) -> np.ndarray:
     return array.astype("float64").reshape(-1, array.shape[-1])[:, : call.columns]
 
 
-def _places(one: Added, rows: int, columns: int) -> np.ndarray:
-    row = np.arange(rows)
+def places_of(one: Added, rows: np.ndarray) -> np.ndarray:
+    """Where rows of these numbers begin."""
     digits = (
-        (row // divisor % count if count else row // divisor) * stride
+        (rows // divisor % count if count else rows // divisor) * stride
         for divisor, count, stride in one.steps
     )
-    begin = sum(digits, np.zeros(rows, "int64"))
-    return np.asarray(begin)[:, None] + np.arange(columns)
+    return np.asarray(sum(digits, np.zeros(len(rows), "int64")))
 
 
 def packed(call: SoftmaxCall) -> Any:
@@ -68,7 +68,9 @@ class _Step(ctypes.Structure):
     _fields_ = tuple((n, ctypes.c_int64) for n in ("divisor", "count", "stride"))
 
 
-class _Added(ctypes.Structure):
+class AddedTensor(ctypes.Structure):
+    """`RelayWgradAdded` of added_call.h."""
+
     _fields_ = (
         ("at", ctypes.c_void_p), ("kind", ctypes.c_int), ("steps", ctypes.c_int),
         ("step", _Step * STEPS),
@@ -82,8 +84,18 @@ class _Call(ctypes.Structure):
         *((n, ctypes.c_void_p) for n in ("source", "weights", "result", "wide")),
         *((n, ctypes.c_int64) for n in ("rows", "columns")),
         *((f"{n}_pitch", ctypes.c_int64) for n in ("source", "weights", "result")),
-        ("scale", ctypes.c_float), ("masks", ctypes.c_int), ("added", _Added * MASKS),
+        ("scale", ctypes.c_float), ("masks", ctypes.c_int), ("added", AddedTensor * MASKS),
     )  # fmt: skip
+
+
+def put_added(one: Any, added: Sequence[Added], arrays: Sequence[np.ndarray]) -> None:
+    """Writes what is added, arrays from the first on, into a call."""
+    one.masks = len(added)
+    for i, (tensor, array) in enumerate(zip(added, arrays, strict=False)):
+        to = one.added[i]
+        to.at, to.kind, to.steps = array.ctypes.data, MIXED.index(tensor.dtype), len(tensor.steps)
+        for step, numbers in zip(to.step, tensor.steps, strict=False):
+            step.divisor, step.count, step.stride = numbers
 
 
 def emulated(folder: Path, call: SoftmaxCall, arrays: Sequence[np.ndarray]) -> None:
@@ -97,12 +109,7 @@ def emulated(folder: Path, call: SoftmaxCall, arrays: Sequence[np.ndarray]) -> N
     if backward:
         one.weights, one.weights_pitch = arrays[1].ctypes.data, arrays[1].shape[1]
         one.wide = arrays[3].ctypes.data if call.wide else None
-    one.masks = len(call.added)
-    for i, (added, array) in enumerate(zip(call.added, arrays[1:], strict=False)):
-        to = one.added[i]
-        to.at, to.kind, to.steps = array.ctypes.data, MIXED.index(added.dtype), len(added.steps)
-        for step, numbers in zip(to.step, added.steps, strict=False):
-            step.divisor, step.count, step.stride = numbers
+    put_added(one, call.added, arrays[1:])
     kernel = SOFTMAX.kernel_of(call)
     own = cuda_emulated.loaded(folder, kernel)
     assert getattr(own, kernel)(ctypes.byref(one), None) == 0

@@ -18,7 +18,10 @@ struct RelayWgradAttentionCall {
   float* inner;  // backward: of each the product of dout and out
   int64_t size[kOuter], rows, columns;  // matrices; rows of q and of k
   float scale;
-  bool whole;  // whether accesses of 16 bytes fit
+  bool whole;   // whether accesses of 16 bytes fit
+  float* wide;  // backward: the scores' gradient, or null
+  int masks;
+  RelayWgradAdded added[kMasks];  // to the scores
 };
 
 // What an object exports: 0, or a cudaError_t, negated.

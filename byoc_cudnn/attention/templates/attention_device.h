@@ -2,7 +2,7 @@
 //
 // A block has rows of one side, sixteen a warp, and rows of the other side pass through shared memory, a tile
 // under way while one is multiplied.  Scores stay in registers: backward they are computed again, and
-//   p = exp(s scale) / sum,  dv = pᵀ dout,  ds = p (dout vᵀ - inner),  dq = ds k scale,  dk = dsᵀ q scale
+//   p = exp(s) / sum,  dv = pᵀ dout,  ds = p (dout vᵀ - inner),  dq = ds k scale,  dk = dsᵀ q scale
 // with inner = dout outᵀ of each row.  dq has a kernel, whose blocks have rows of q, and dk and dv one, whose
 // blocks have rows of k: nothing is added up by two blocks, so results are the same each time.
 
@@ -31,6 +31,8 @@ struct Shape {
   // Blocks that a multiprocessor has at once.
   static constexpr int kForwardBlocks = kSteps > 4 ? 2 : 4, kRowBlocks = kForwardBlocks;
   static constexpr int kColumnBlocks = kSteps > 4 ? 2 : 3;
+
+  static constexpr int row_tile_bytes(bool added) { return kRowTileBytes + (added ? 8 * kMasks * kTile : 0); }
 
   // Rows of a block, and their bytes.
   static constexpr int own(int bands) { return kWarps * kSide * bands; }
@@ -128,6 +130,68 @@ __device__ inline void load_numbers(Spot to, const float* from, int64_t first, i
   const bool there = first + i < count;
   copy_4(to + static_cast<Spot>(4 * i), there ? from + first + i : from, there);
 }
+
+// Where each row has what is added to its scores.
+template <int rows>
+__device__ inline void place_rows(Spot to, const Call& z, int64_t matrix, int64_t first) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= rows || first + i >= z.rows) return;
+  const Masks<Call> masks(z, matrix * z.rows + first + i);
+#pragma unroll
+  for (int m = 0; m < kMasks; ++m) {
+    uint2 bits;
+    memcpy(&bits, &masks.begin[m], sizeof(bits));
+    write_8(to + static_cast<Spot>(8 * (kMasks * i + m)), bits);
+  }
+}
+
+// What is added to the scores of a lane's two rows in each band, over their scale, by which all is multiplied;
+// and where their gradient is.
+template <int bands, bool added>
+struct Additions {
+  __device__ Additions(const Call&, int64_t, int64_t) {}
+  __device__ void to(float (&)[bands][2][4], int, int) const {}
+  __device__ void keep_slopes(const float (&)[bands][2][4], int, int) const {}
+};
+
+template <int bands>
+struct Additions<bands, true> {
+  const Call& z;
+  const int64_t row;  // of all matrices, the lane's first
+  const int left;     // rows from it on
+  const float each;
+  int64_t begin[bands][2][kMasks];
+
+  // Of rows of a matrix from `first` on.
+  __device__ Additions(const Call& call, int64_t matrix, int64_t first)
+      : z(call), row(matrix * call.rows + first + lane() / 4), left(static_cast<int>(call.rows - first) - lane() / 4),
+        each(1.f / call.scale) {
+#pragma unroll
+    for (int i = 0; i < 2 * bands; ++i) {
+      const Masks<Call> masks(z, 8 * i < left ? row + 8 * i : 0);
+      memcpy(begin[i / 2][i % 2], masks.begin, sizeof(masks.begin));
+    }
+  }
+
+  // To sixteen columns from `column` on, as many as there are.
+  __device__ void to(float (&s)[bands][2][4], int column, int count) const {
+#pragma unroll
+    for (int i = 0; i < 8 * bands; ++i) {
+      const int at = column + i / 4 % 2 * 8 + lane() % 4 * 2 + i % 2;
+      if (at < count) s[i / 8][i / 4 % 2][i % 4] += each * sum_at(z, begin[i / 8][i % 4 / 2], at);
+    }
+  }
+
+  // The gradient of those.
+  __device__ void keep_slopes(const float (&s)[bands][2][4], int column, int count) const {
+    if (z.wide == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 8 * bands; ++i) {
+      const int at = column + i / 4 % 2 * 8 + lane() % 4 * 2 + i % 2, down = i / 8 * kSide + i % 4 / 2 * 8;
+      if (at < count && down < left) z.wide[(row + down) * z.columns + at] = s[i / 8][i / 4 % 2][i % 4];
+    }
+  }
+};
 
 // ---- products ----
 
@@ -262,15 +326,18 @@ struct Softmax {
 };
 
 // The columns of one tile, `left` of them; with `full` all.
-template <bool full, typename T, int width, int bands>
+template <bool full, typename T, int width, int bands, bool added>
 __device__ inline void tile_forward(Softmax<width, bands>& state, Fragments<width, bands, true>& q, Spot tile,
-                                    const Places<width>& in, int left, float scale) {
+                                    const Places<width>& in, int left, float scale,
+                                    const Additions<bands, added>& more, int columns) {
   using S = Shape<width>;
   constexpr int kParts = S::kTile / kSide;
   float s[kParts][bands][2][4] = {};
 #pragma unroll
   for (int j = 0; j < kParts; ++j) {
-    if (full || kSide * j < left) by_rows<T>(s[j], q, tile + in.broad + kSide * S::kPitch * j);
+    if (!full && kSide * j >= left) continue;
+    by_rows<T>(s[j], q, tile + in.broad + kSide * S::kPitch * j);
+    more.to(s[j], columns - left + kSide * j, columns);
   }
   float level[bands][2];
 #pragma unroll
@@ -312,7 +379,7 @@ __device__ inline void tile_forward(Softmax<width, bands>& state, Fragments<widt
   }
 }
 
-template <typename T, int width>
+template <typename T, int width, bool added>
 __global__ void __launch_bounds__(kBlock, Shape<width>::kForwardBlocks)
     attention_forward(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
@@ -334,20 +401,22 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kForwardBlocks)
   const float scale = z.scale * 1.44269504088896340736f;  // powers are of 2
   const Places<width> in;
   Fragments<width, kBands, true> rows;
+  const Additions<kBands, added> more(z, part.matrix, first);
   Softmax<width, kBands> state{};
 #pragma unroll
   for (int i = 0; i < 2 * kBands; ++i) state.most[i / 2][i % 2] = -INFINITY;
   Spot tile = passing, other = passing + 2 * S::kTileBytes;
-  for (int left = static_cast<int>(z.columns); left > 0; left -= S::kTile) {
+  const int columns = static_cast<int>(z.columns);
+  for (int left = columns; left > 0; left -= S::kTile) {
     if (left > S::kTile) load(other);
     copies_end();
     wait_copies<1>();
     __syncthreads();
-    if (left == z.columns) rows.begin(mine + in.tall);
+    if (left == columns) rows.begin(mine + in.tall);
     if (first < z.rows && left >= S::kTile) {
-      tile_forward<true, T>(state, rows, tile, in, S::kTile, scale);
+      tile_forward<true, T>(state, rows, tile, in, left, scale, more, columns);
     } else if (first < z.rows) {
-      tile_forward<false, T>(state, rows, tile, in, left, scale);
+      tile_forward<false, T>(state, rows, tile, in, left, scale, more, columns);
     }
     __syncthreads();
     const Spot next = other;
@@ -405,10 +474,10 @@ struct Slopes {
 };
 
 // The columns of one tile, `left` of them; with `full` all.
-template <bool full, typename T, int width, int bands, bool kept>
+template <bool full, typename T, int width, int bands, bool kept, bool added>
 __device__ inline void tile_rows(Slopes<width, bands>& state, Fragments<width, bands, kept>& q,
                                  Fragments<width, bands, kept>& dout, Spot tile, const Places<width>& in, int left,
-                                 float scale) {
+                                 float scale, const Additions<bands, added>& more, int columns) {
   using S = Shape<width>;
 #pragma unroll
   for (int j = 0; j < S::kTile / kSide; ++j) {
@@ -416,6 +485,7 @@ __device__ inline void tile_rows(Slopes<width, bands>& state, Fragments<width, b
     const Spot here = tile + static_cast<Spot>(kSide * S::kPitch * j);
     float s[bands][2][4] = {}, d[bands][2][4] = {};
     by_rows<T>(s, q, here + in.broad);
+    more.to(s, columns - left + kSide * j, columns);
     by_rows<T>(d, dout, here + in.broad + S::kTileBytes);
 #pragma unroll
     for (int i = 0; i < 8 * bands; ++i) {
@@ -424,6 +494,7 @@ __device__ inline void tile_rows(Slopes<width, bands>& state, Fragments<width, b
       const float p = there ? power_of_2(s[band][half][i % 4] * scale - state.logs[band][r]) : 0.f;
       s[band][half][i % 4] = p * (d[band][half][i % 4] - state.inner[band][r]);
     }
+    more.keep_slopes(s, columns - left + kSide * j, columns);
     unsigned a[bands][4];
     turn<T>(a, s);
     by_columns<T, width>(state.dq, a, here + in.tall);
@@ -431,7 +502,7 @@ __device__ inline void tile_rows(Slopes<width, bands>& state, Fragments<width, b
 }
 
 // dq, and inner, which the other kernel reads.
-template <typename T, int width>
+template <typename T, int width, bool added>
 __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
     attention_rows(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
@@ -455,14 +526,16 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
   const float scale = z.scale * 1.44269504088896340736f;
   const Places<width> in;
   Fragments<width, kBands, S::kKept> q, dout;
+  const Additions<kBands, added> more(z, part.matrix, first);
   Slopes<width, kBands> state{};
   Spot tile = passing, other = passing + 2 * S::kTileBytes;
-  for (int left = static_cast<int>(z.columns); left > 0; left -= S::kTile) {
+  const int columns = static_cast<int>(z.columns);
+  for (int left = columns; left > 0; left -= S::kTile) {
     if (left > S::kTile) load(other);
     copies_end();
     wait_copies<1>();
     __syncthreads();
-    if (left == z.columns) {
+    if (left == columns) {
       q.begin(mine + in.tall);
       dout.begin(mine + in.tall + kOwnBytes);
 #pragma unroll
@@ -480,9 +553,9 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
       }
     }
     if (first < z.rows && left >= S::kTile) {
-      tile_rows<true, T>(state, q, dout, tile, in, S::kTile, scale);
+      tile_rows<true, T>(state, q, dout, tile, in, left, scale, more, columns);
     } else if (first < z.rows) {
-      tile_rows<false, T>(state, q, dout, tile, in, left, scale);
+      tile_rows<false, T>(state, q, dout, tile, in, left, scale, more, columns);
     }
     __syncthreads();
     const Spot next = other;
@@ -497,6 +570,25 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
   }
 }
 
+// To the scores of a lane's columns, those of `first` on in each band, and of sixteen of a tile's rows.
+template <int rows, int bands>
+__device__ inline void add_columns(float (&s)[bands][2][4], Spot places, const Call& z, int row, int left, int first) {
+  const float each = 1.f / z.scale;
+#pragma unroll
+  for (int i = 0; i < 8 * bands; ++i) {
+    const int at = row + i / 4 % 2 * 8 + lane() % 4 * 2 + i % 2;
+    const int column = first + i / 8 * kSide + i % 4 / 2 * 8 + lane() / 4;
+    if (at >= left || column >= z.columns) continue;
+    int64_t begin[kMasks];
+#pragma unroll
+    for (int m = 0; m < kMasks; ++m) {
+      const uint2 bits = read_8(places + static_cast<Spot>(8 * (kMasks * at + m)));
+      memcpy(&begin[m], &bits, sizeof(bits));
+    }
+    s[i / 8][i / 4 % 2][i % 4] += each * sum_at(z, begin, column);
+  }
+}
+
 // The gradients of a lane's rows of k and v.
 template <int width, int bands>
 struct Sums {
@@ -504,10 +596,10 @@ struct Sums {
 };
 
 // The rows of one tile, `left` of them; with `full` all.
-template <bool full, typename T, int width, int bands, bool kept>
+template <bool full, bool added, typename T, int width, int bands, bool kept>
 __device__ inline void tile_columns(Sums<width, bands>& state, Fragments<width, bands, kept>& k,
                                     Fragments<width, bands, kept>& v, Spot tile, const Places<width>& in, int left,
-                                    float scale) {
+                                    float scale, [[maybe_unused]] const Call& z, [[maybe_unused]] int first) {
   using S = Shape<width>;
   const Spot numbers = tile + 2 * S::kTileBytes + static_cast<Spot>(lane() % 4 * 8);
 #pragma unroll
@@ -516,6 +608,7 @@ __device__ inline void tile_columns(Sums<width, bands>& state, Fragments<width, 
     const Spot here = tile + static_cast<Spot>(kSide * S::kPitch * j);
     float s[bands][2][4] = {}, d[bands][2][4] = {};
     by_rows<T>(s, k, here + in.broad);
+    if constexpr (added) add_columns<S::kTile>(s, tile + S::kRowTileBytes, z, kSide * j, left, first);
     by_rows<T>(d, v, here + in.broad + S::kTileBytes);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -540,7 +633,7 @@ __device__ inline void tile_columns(Sums<width, bands>& state, Fragments<width, 
 }
 
 // dk and dv.  Behind the last row of q and dout are zeros, so whatever p is there, nothing is added.
-template <typename T, int width>
+template <typename T, int width, bool added>
 __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
     attention_columns(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
@@ -559,6 +652,7 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
     dout.template load<S::kTile>(to + S::kTileBytes);
     load_numbers<S::kTile>(to + 2 * S::kTileBytes, logs, row, z.rows);
     load_numbers<S::kTile>(to + 2 * S::kTileBytes + 4 * S::kTile, inner, row, z.rows);
+    if constexpr (added) place_rows<S::kTile>(to + S::kRowTileBytes, z, part.matrix, row);
   };
   load(passing, 0);
   copies_end();
@@ -568,7 +662,7 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
   const Places<width> in;
   Fragments<width, kBands, S::kKept> k, v;
   Sums<width, kBands> state{};
-  Spot tile = passing, other = passing + S::kRowTileBytes;
+  Spot tile = passing, other = passing + S::row_tile_bytes(added);
   for (int left = static_cast<int>(z.rows); left > 0; left -= S::kTile) {
     if (left > S::kTile) load(other, z.rows - left + S::kTile);
     copies_end();
@@ -579,9 +673,9 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
       v.begin(mine + in.tall + kOwnBytes);
     }
     if (first < z.columns && left >= S::kTile) {
-      tile_columns<true, T>(state, k, v, tile, in, S::kTile, scale);
+      tile_columns<true, added, T>(state, k, v, tile, in, left, scale, z, static_cast<int>(first));
     } else if (first < z.columns) {
-      tile_columns<false, T>(state, k, v, tile, in, left, scale);
+      tile_columns<false, added, T>(state, k, v, tile, in, left, scale, z, static_cast<int>(first));
     }
     __syncthreads();
     const Spot next = other;
@@ -605,26 +699,28 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
 template <typename Kernel>
 cudaError_t started(Kernel* kernel, const Call& z, int64_t rows, int own, int bytes, cudaStream_t stream) {
   const int64_t blocks = z.size[0] * z.size[1] * z.size[2] * ((rows + own - 1) / own);
-  if (blocks > 0x7fffffff) return cudaErrorInvalidValue;
+  // A row's number is of 32 bits where something is added to it.
+  const bool known = z.masks == 0 || z.size[0] * z.size[1] * z.size[2] * z.rows <= 0x7fffffff;
+  if (blocks > 0x7fffffff || !known) return cudaErrorInvalidValue;
   return launch_with(kernel, dim3(static_cast<unsigned>(blocks)), kBlock, bytes, stream, z);
 }
 
-template <typename T, int width>
+template <typename T, int width, bool added>
 int forward(const Call& z, cudaStream_t stream) {
   using S = Shape<width>;
   constexpr int kBytes = S::own_bytes(S::kForward) + 4 * S::kTileBytes;
-  return finished(started(attention_forward<T, width>, z, z.rows, S::own(S::kForward), kBytes, stream));
+  return finished(started(attention_forward<T, width, added>, z, z.rows, S::own(S::kForward), kBytes, stream));
 }
 
-template <typename T, int width>
+template <typename T, int width, bool added>
 int backward(const Call& z, cudaStream_t stream) {
   using S = Shape<width>;
   constexpr int kRowBytes = 2 * S::own_bytes(S::kRows) + 4 * S::kTileBytes;
-  constexpr int kColumnBytes = 2 * S::own_bytes(S::kColumns) + 2 * S::kRowTileBytes;
-  const cudaError_t error = started(attention_rows<T, width>, z, z.rows, S::own(S::kRows), kRowBytes, stream);
+  constexpr int kColumnBytes = 2 * S::own_bytes(S::kColumns) + 2 * S::row_tile_bytes(added);
+  const cudaError_t error = started(attention_rows<T, width, added>, z, z.rows, S::own(S::kRows), kRowBytes, stream);
   if (error != cudaSuccess) return finished(error);
   return finished(
-      started(attention_columns<T, width>, z, z.columns, S::own(S::kColumns), kColumnBytes, stream));
+      started(attention_columns<T, width, added>, z, z.columns, S::own(S::kColumns), kColumnBytes, stream));
 }
 
 }  // namespace

@@ -13,12 +13,13 @@ struct Attention {
   RelayWgradAttentionKernel* kernel;
   const char* name;  // the kernel's
   Element element;
-  bool backward;
+  bool backward, wide;
   int64_t size[kOuter];  // the first is 0 where the logarithms say it
   int64_t rows, columns, width;
   double scale;
   std::vector<Placed> places;   // of q, k, v, out, and backward of dout, dq, dk, dv
   std::vector<size_t> results;  // of out, or of dq, dk and dv: in which result each is
+  std::vector<Added> added;
 
   int64_t matrices() const { return size[0] * size[1] * size[2]; }
 };
@@ -40,14 +41,14 @@ inline void expect_numbers(const char* words, const char* name, const TensorView
   expect_count(words, name, t, count);
 }
 
-// q, k, v -> out, logarithms; or q, k, v, out, logarithms, dout -> results, inner
+// q, k, v, added -> out, logarithms; or q, k, v, out, logarithms, dout, added -> results, [ds,] inner
 __attribute__((noinline)) int call(const Attention& given, const TVMFFIAny* args, int32_t count) {
   TVM_FFI_SAFE_CALL_BEGIN();
   Attention row = given;
   const size_t made = *std::max_element(row.results.begin(), row.results.end()) + 1;
-  const size_t read = row.backward ? 6 : 3;
-  const std::vector<TensorView> views = views_of(row.words, args, count, read + made + 1);
-  const TensorView &logs = views[4], &last = views[read + made];  // forward they are one
+  const size_t own = row.backward ? 6 : 3, read = own + row.added.size();
+  const std::vector<TensorView> views = views_of(row.words, args, count, read + made + row.wide + 1);
+  const TensorView &last = views.back(), &logs = row.backward ? views[4] : last;
   if (row.size[0] == 0) row.size[0] = logs.numel() / (row.size[1] * row.size[2] * row.rows);
   const int64_t all = row.matrices() * row.rows;
   expect_numbers(row.words, "the logarithms", logs, all, views[0]);
@@ -59,6 +60,12 @@ __attribute__((noinline)) int call(const Attention& given, const TVMFFIAny* args
   z.scale = static_cast<float>(row.scale);
   z.logs = reinterpret_cast<float*>(pointer_of(&logs));
   z.inner = reinterpret_cast<float*>(pointer_of(&last));
+  if (row.wide) {
+    expect_numbers(row.words, "the scores' gradient", views[read + made], all * row.columns, views[0]);
+    z.wide = reinterpret_cast<float*>(pointer_of(&views[read + made]));
+  }
+  z.masks = static_cast<int>(row.added.size());
+  put_added(row.words, row.added, &views[own], all, z.added, views[0]);
   std::copy(row.size, row.size + kOuter, z.size);
   RelayWgradAttentionPlace* const to[] = {&z.q, &z.k, &z.v, &z.out, &z.dout, &z.dq, &z.dk, &z.dv};
   std::vector<int64_t> written(made, 0);

@@ -2,12 +2,6 @@
 
 namespace {
 
-struct Added {
-  Element element;
-  std::vector<RelayWgradSoftmaxStep> steps;
-  int64_t extent;
-};
-
 // What is known of a call when its code is generated.
 struct Softmax {
   const char* words;
@@ -60,25 +54,7 @@ __attribute__((noinline)) int call(const Softmax& row, const TVMFFIAny* args, in
     }
   }
   z.masks = static_cast<int>(row.added.size());
-  for (int i = 0; i < z.masks; ++i) {
-    const Added& one = row.added[static_cast<size_t>(i)];
-    const TensorView& t = views[static_cast<size_t>(1 + i)];
-    expect_dtype(row.words, "what is added", t, one.element);
-    expect_on_device(row.words, "what is added", t, views[0]);
-    int64_t extent = one.extent;
-    for (const RelayWgradSoftmaxStep& step : one.steps) {
-      if (step.count == 0 && z.rows > 0) extent += (z.rows - 1) / step.divisor * step.stride;
-    }
-    if (z.rows > 0 && t.numel() < extent) {
-      TVM_FFI_THROW(ValueError) << row.words << ": what is added has " << t.numel()
-                                << " elements, expected " << extent;
-    }
-    RelayWgradSoftmaxAdded& to = z.added[i];
-    to.at = pointer_of(&t);
-    to.kind = static_cast<int>(one.element);
-    to.steps = static_cast<int>(one.steps.size());
-    std::copy(one.steps.begin(), one.steps.end(), to.step);
-  }
+  put_added(row.words, row.added, &views[1], z.rows, z.added, views[0]);
   if (z.rows > 0) launch(row, z, views[0]);
   TVM_FFI_SAFE_CALL_END();
 }

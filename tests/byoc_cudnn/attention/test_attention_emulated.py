@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from byoc_cudnn.attention import AttentionCall, Place, check
+from byoc_cudnn.softmax import Added
 from tests.support.attention import (
     LIMITS,
     computed,
@@ -46,12 +48,15 @@ def tensors(
 
 def both(
     folder: Path, forward: AttentionCall, backward: AttentionCall, seed: int = 0, offset: int = 0,
-    races: bool = False, factor: float = 1.0,
+    races: bool = False, factor: float = 1.0, added: Sequence[Added] = (),
 ) -> None:  # fmt: skip
     """Runs a forward call and its gradient on random numbers; checks everything that they write.
 
     factor : of q, k and v; gradients of q and k are as far off as weights of 1 are rounded.
+    added : to the scores, some of it -inf; their gradient is computed too.
     """
+    forward = replace(forward, added=tuple(added))
+    backward = replace(backward, added=tuple(added), wide=bool(added))
     assert check(forward)
     assert check(backward)
     given, (out, dout), made = tensors(seed, backward, offset)
@@ -60,19 +65,26 @@ def both(
     rows = int(np.prod(forward.sizes)) * forward.rows
     logs, inner = (aligned(np.full(rows, np.nan, np.float32)) for _ in range(2))
     limit = LIMITS[forward.dtype]
-    found = emulated(folder, forward, [*given, out, logs], races)
-    want = computed(forward, operands_of(forward, given))
+    rng = np.random.default_rng(seed + 1)
+    masks = [aligned(rng.standard_normal(a.extent).astype(DTYPES[a.dtype])) for a in added]
+    for mask in masks:
+        mask[3::7] = -np.inf
+    found = emulated(folder, forward, [*given, *masks, out, logs], races)
+    want = computed(forward, operands_of(forward, [*given, *masks]))
     assert apart(results_of(forward, [out])["out"], want["out"]) < limit, forward
     assert apart(logs, want["logs"].reshape(-1)) < 1e-5, forward
-    arrays = [*given, out, logs, dout]
-    found += emulated(folder, backward, [*arrays, *made, inner], races)
+    arrays = [*given, out, logs, dout, *masks]
+    wide = [np.full(rows * forward.columns, np.nan, np.float32)] if added else []
+    found += emulated(folder, backward, [*arrays, *made, *wide, inner], races)
     want = computed(backward, operands_of(backward, arrays))
     least = 0.05 * np.linalg.norm(want["dv"]) * factor**2  # of one column the gradient is 0
     for name, matrices in results_of(backward, made).items():
         far = np.linalg.norm(matrices.astype("float64") - want[name])
         norm = np.linalg.norm(want[name])
         assert far < 2 * limit * (norm if name == "dv" else max(norm, least)), (name, backward)
-    assert all(np.isfinite(array.astype("float32")).all() for array in (*made, out))
+    for slopes in wide:
+        assert apart(slopes, want["wide"].reshape(-1)) < 2 * limit, backward
+    assert all(np.isfinite(array.astype("float32")).all() for array in (*made, *wide, out))
     assert found == 0, "races in shared memory"
 
 
@@ -101,6 +113,30 @@ def test_what_does_not_lie_at_16_bytes(folder: Path) -> None:
 def test_races(folder: Path, width: int) -> None:
     """Reads and writes of shared memory that no barrier keeps apart: none."""
     both(folder, *joined("float16", width, 135, 135, (1, 1)), races=True)
+
+
+# Of two images and two heads: a bias of pairs for each head; a mask of keys for each image, and a
+# bias; of pairs, the same for all.
+def added_to(rows: int, columns: int) -> tuple[tuple[Added, ...], ...]:
+    return (
+        (Added("float32", ((1, 2 * rows, columns),), 2 * rows * columns),),
+        (
+            Added("float16", ((2 * rows, 2, columns),), 2 * columns),
+            Added("bfloat16", ((1, 2 * rows, columns),), 2 * rows * columns),
+        ),
+        (Added("float16", ((1, rows, columns),), rows * columns),),
+    )
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize(("rows", "columns"), [(83, 83), (21, 70)])
+def test_what_is_added(folder: Path, which: int, rows: int, columns: int) -> None:
+    both(folder, *joined("float16", 32, rows, columns), added=added_to(rows, columns)[which])
+
+
+def test_races_of_what_is_added(folder: Path) -> None:
+    added = (Added("float32", ((1, 135, 135),), 135 * 135),)
+    both(folder, *joined("float16", 32, 135, 135, (1, 1)), races=True, added=added)
 
 
 def test_scores_of_thousands(folder: Path) -> None:
@@ -148,6 +184,8 @@ def test_columns_of_nothing_but_the_least(folder: Path) -> None:
         ({"sizes": (2, 0, 3)}, "matrices of"),
         ({"results": (1,)}, "results (1,)"),
         ({"places": ()}, "0 places, expected 4"),
+        ({"added": added_to(21, 21)[0] * 3}, "3 tensors are added"),
+        ({"wide": True}, "is of backward calls"),
         ({"places": (Place(0, (0, 0, 0), 16),) * 4}, "its rows overlap"),
     ],
 )

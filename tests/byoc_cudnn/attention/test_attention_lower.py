@@ -166,6 +166,9 @@ class Random:
         self.merged, self.rounds, self.turned = (bool(v) for v in rng.integers(2, size=3))
         self.orders = [tuple(int(v) for v in rng.permutation(3)) for _ in range(4)]
         self.used = str(rng.choice(["", "", "", "weights", "scores"]))
+        shapes = [(self.h, self.m, self.columns), (self.n, 1, 1, self.columns), (self.columns,)]
+        self.masks = [shapes[i] for i in rng.permutation(3)[: rng.integers(0, 4)]]
+        self.wide = bool(rng.integers(2))
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -182,6 +185,10 @@ class Random:
             relax.Var(name, relax.TensorType(s, self.dtype))
             for name, s in zip(("q", "k", "v", "dout"), self.shapes, strict=True)
         ]
+        masks = [
+            relax.Var(f"mask{i}", relax.TensorType(s, "float32")) for i, s in enumerate(self.masks)
+        ]
+        given += masks
         with bb.function("main", given):
             with bb.dataflow():
                 out = [bb.emit_output(v) for v in self._made(bb.emit, *given)]
@@ -189,6 +196,8 @@ class Random:
         return bb.get()
 
     def _made(self, emit: Any, *given: Any) -> list[Any]:
+        given, masks = given[:4], given[4:]
+
         def heads(x: Any, order: tuple[int, ...]) -> Any:
             return emit(op.permute_dims(x, [*(order.index(i) for i in range(3)), 3]))
 
@@ -203,8 +212,11 @@ class Random:
         rows = [self.n * self.h, self.m, self.columns] if self.merged else whole
         factor = relax.const(self.scale, "float32")
         scores = emit(op.matmul(q, turned(k)))
-        x = emit(op.multiply(cast(emit(op.reshape(scores, rows)), "float32"), factor))
+        x = emit(op.multiply(cast(scores, "float32"), factor))
         x = cast(cast(x, self.dtype), "float32") if self.rounds else x
+        for mask in masks:
+            x = emit(op.add(x, mask))
+        x = emit(op.reshape(x, rows))
         weights = emit(op.nn.softmax(x, -1))
         used = emit(op.reshape(cast(weights, self.dtype), whole))
         out = emit(op.matmul(used, v))
@@ -212,32 +224,38 @@ class Random:
         g = cast(emit(op.reshape(emit(op.matmul(dout, turned(v))), rows)), "float32")
         inner = emit(op.sum(emit(op.multiply(weights, g)), [-1], keepdims=True))
         d = emit(op.multiply(emit(op.subtract(g, inner)), weights))
+        wide = [emit(op.sum(d, [0]))] if self.wide else []
+        d = emit(op.reshape(d, whole))
         d = cast(cast(d, self.dtype), "float32") if self.rounds else d
-        d = emit(op.reshape(cast(emit(op.multiply(d, factor)), self.dtype), whole))
+        d = cast(emit(op.multiply(d, factor)), self.dtype)
         made = [out, emit(op.matmul(d, k)), emit(op.matmul(turned(d), q)), dv]
         if self.turned:
             made = [emit(op.permute_dims(x, [0, 2, 1, 3])) for x in made]
         more = {"weights": used, "scores": scores}
-        return [*made, *([more[self.used]] if self.used else [])]
+        return [*made, *wide, *([more[self.used]] if self.used else [])]
 
     def operands(self) -> list[np.ndarray]:
         rng, kind = np.random.default_rng(0), numpy_dtype(self.dtype)
-        return [rng.standard_normal(s).astype(kind) for s in self.shapes]
+        masks = [rng.standard_normal(s).astype("float32") for s in self.masks]
+        return [*(rng.standard_normal(s).astype(kind) for s in self.shapes), *masks]
 
     def wanted(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """In float64."""
         q, k, v, dout = (
             a.astype("float64").transpose(*(o.index(i) for i in range(3)), 3)
-            for a, o in zip(arrays, self.orders, strict=True)
+            for a, o in zip(arrays[:4], self.orders, strict=True)
         )
         scores = q @ np.swapaxes(k, 2, 3)
-        x = scores * self.scale
+        x = scores * self.scale + sum(arrays[4:], np.zeros(1))
         p = np.exp(x - x.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         g = dout @ np.swapaxes(v, 2, 3)
-        d = p * (g - (p * g).sum(-1, keepdims=True)) * self.scale
+        wide = p * (g - (p * g).sum(-1, keepdims=True))
+        d = wide * self.scale
         made = [p @ v, d @ k, np.swapaxes(d, 2, 3) @ q, np.swapaxes(p, 2, 3) @ dout]
         made = [x.transpose(0, 2, 1, 3) for x in made] if self.turned else made
+        rows = (-1, self.m, self.columns) if self.merged else wide.shape
+        made += [wide.reshape(rows).sum(0)] if self.wide else []
         return [*made, *({"weights": [p], "scores": [scores]}.get(self.used, []))]
 
 
@@ -247,7 +265,7 @@ def test_random_graphs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(first, first + 10):
         case = Random(seed)
         after, made, (entry,) = lowered(case.module(), monkeypatch)
-        stays = case.used == "weights"
+        stays = case.used == "weights" or len(case.masks) > 2
         assert bool(entry.reason) == stays == (not made), (seed, entry.reason)
         calls += len(made)
         arrays = case.operands()
@@ -256,7 +274,7 @@ def test_random_graphs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
         limit = 8 * attention.LIMITS[case.dtype]
         for i, (a, b) in enumerate(zip(got, case.wanted(arrays), strict=True)):
             assert apart(a, b) < limit, (seed, i)
-    assert calls >= 10
+    assert calls >= 6
 
 
 # ---- what stays ----------------------------------------------------------------------------------
@@ -270,8 +288,8 @@ def module(change: Any, dtype: str = "float16", width: int = 16, n: Any = 2) -> 
         with bb.dataflow():
             x = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2]))))
             x = bb.emit(op.multiply(x, relax.const(-0.25 if change == "minus" else 0.25, dtype)))
-            if change == "bias":
-                x = bb.emit(op.add(x, bb.emit(op.matmul(q, bb.emit(op.ones((16, 7), dtype))))))
+            for _ in range(3 if change == "masks" else 0):
+                x = bb.emit(op.add(x, bb.emit(op.ones((7, 7), dtype))))
             weights = bb.emit(op.nn.softmax(x, -1))
             out = [bb.emit(op.matmul(weights, v))]
             if change == "weights":
@@ -303,7 +321,7 @@ def test_an_open_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "more", "reason"),
     [
-        ("bias", {}, "something is added to the scores"),
+        ("masks", {}, "3 tensors are added; at most 2"),
         ("weights", {}, "is a result"),
         ("twice", {}, "reads"),
         ("second", {}, "reads"),
@@ -329,5 +347,5 @@ def test_gpus_that_are_too_old() -> None:
 def test_a_bias_that_is_trained() -> None:
     _, before = step_of(Biased(), "float16", 10)
     after, entries = lower_attention(before, 90)
-    assert [e.reason for e in entries] == ["something is added to the scores", ""]
-    assert 0 < len(products_of_tokens(after)) < len(products_of_tokens(before))
+    assert [e.reason for e in entries] == ["", ""]
+    assert len(products_of_tokens(after)) == len(products_of_tokens(before)) - 14

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.gpu_split import on_device, trace_of
 from byoc_cudnn.attention import ATTENTION, AttentionCall
+from byoc_cudnn.softmax import Added
 from tests.support.attention import LIMITS, computed, joined, operands_of, results_of
 from tests.support.batched_products import apart
 from tests.support.gpu.norm_runner import load_source
@@ -25,6 +26,7 @@ CASES = {
     ),
     "bfloat16": ((64, 197, 197), (64, 49, 130)),
 }  # fmt: skip
+BIASED = (0, 5, 6, 9)  # of the cases
 # (images, heads, tokens, width): ViT-S/16's, ViT-B/16's, a window's, those of an image of 512².
 TIMED = (
     (64, 6, 197, 64),
@@ -36,13 +38,17 @@ TIMED = (
 
 
 def calls(
-    cases: Sequence[tuple[int, ...]], dtype: str, sizes: tuple[int, int] = (3, 2)
-) -> list[AttentionCall]:
-    """Both directions of each case, with symbols."""
+    cases: Sequence[tuple[int, ...]], dtype: str, sizes: tuple[int, int] = (3, 2),
+    biased: Sequence[int] = (),
+) -> list[AttentionCall]:  # fmt: skip
+    """Both directions of each case, with symbols; some with a bias of pairs and its gradient."""
     found = []
     for i, (width, rows, columns) in enumerate(cases):
         forward, backward = joined(dtype, width, rows, columns, sizes, width**-0.5)
-        found += [replace(forward, symbol=f"f{i}"), replace(backward, symbol=f"b{i}")]
+        count = sizes[1] * rows
+        bias = (Added("float32", ((1, count, columns),), count * columns),) if i in biased else ()
+        forward = replace(forward, symbol=f"f{i}", added=bias)
+        found += [forward, replace(backward, symbol=f"b{i}", added=bias, wide=bool(bias))]
     return found
 
 
@@ -68,6 +74,10 @@ class Tensors:
             torch.full((rows,), torch.nan, device="cuda") for _ in range(2)
         )  # fmt: skip
 
+        self.added = [torch.randn(a.extent, device="cuda") for a in call.added]
+        slopes = rows * call.columns if call.wide else 0
+        self.wide = [torch.full((slopes,), torch.nan, device="cuda")] if call.wide else []
+
     def random(self, count: int) -> torch.Tensor:
         return torch.randn(count, device="cuda", generator=self.generator).to(self.kind)
 
@@ -75,13 +85,14 @@ class Tensors:
         return torch.full((count,), torch.nan, device="cuda", dtype=self.kind)
 
     def run(self, forward: Any, backward: Any) -> None:
-        forward(*self.given, self.out, self.logs)
-        backward(*self.given, self.out, self.logs, self.dout, *self.made, self.inner)
+        forward(*self.given, *self.added, self.out, self.logs)
+        read = (*self.given, self.out, self.logs, self.dout, *self.added)
+        backward(*read, *self.made, *self.wide, self.inner)
 
 
 def wrong(folder: Path, dtype: str) -> list[str]:
     """What is wrong of all calls, in words."""
-    made = calls(CASES[dtype], dtype)
+    made = calls(CASES[dtype], dtype, biased=BIASED)
     functions = load_source(ATTENTION.generate, ATTENTION.inputs, made, folder)
     lines = []
     for forward, backward in zip(made[::2], made[1::2], strict=True):
@@ -89,7 +100,7 @@ def wrong(folder: Path, dtype: str) -> list[str]:
         for _ in range(2):
             t = Tensors(backward)
             t.run(functions[forward.symbol], functions[backward.symbol])
-            twice.append([x.cpu() for x in (t.out, t.logs, *t.made)])
+            twice.append([x.cpu() for x in (t.out, t.logs, *t.made, *t.wide)])
         bits = [[x.view(torch.uint8) for x in one] for one in twice]
         if not all(torch.equal(a, b) for a, b in zip(*bits, strict=True)):
             lines.append(f"{backward.problem}: two runs differ")
@@ -104,11 +115,15 @@ def far(forward: AttentionCall, backward: AttentionCall, t: Tensors) -> Iterator
         x.double().cpu().numpy() for x in (t.out, t.logs, t.dout, *t.made)
     )  # fmt: skip
     given = [x.double().cpu().numpy() for x in t.given]
-    want = computed(forward, operands_of(forward, given))
+    added = [x.double().cpu().numpy() for x in t.added]
+    want = computed(forward, operands_of(forward, [*given, *added]))
     got = {"out": results_of(forward, [out])["out"], "logs": logs}
     want["logs"] = want["logs"].reshape(-1)
-    of_gradients = computed(backward, operands_of(backward, [*given, out, logs, dout]))
+    of_gradients = computed(backward, operands_of(backward, [*given, out, logs, dout, *added]))
     got |= results_of(backward, made)
+    if t.wide:
+        got["wide"] = t.wide[0].double().cpu().numpy()
+        of_gradients["wide"] = of_gradients["wide"].reshape(-1)
     least = 0.05 * np.linalg.norm(of_gradients["dv"])
     for name, matrices in got.items():
         exact = (want | of_gradients)[name]
