@@ -59,7 +59,7 @@ def lower_attention(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[D
     for var, func in functions_in(mod, by_name=True):
         if is_closed(func) or all(op_name(b.value) != OP for b in bindings_of(func)):
             continue
-        view, taken = Graph(func), list[_Attention]()
+        view, taken, reasons = Graph(func), list[_Attention](), list[tuple[str, str]]()
         for binding in view.bindings:
             if op_name(binding.value) != OP:
                 continue
@@ -72,11 +72,14 @@ def lower_attention(mod: tvm.IRModule, arch: int) -> tuple[tvm.IRModule, tuple[D
                 taken += [] if reason else [_attention(view, softmax, scores)]
             except Stays as stays:
                 reason = str(stays)
-            name, symbol = str(binding.var.name), "" if reason else ATTENTION.codegen
+            reasons.append((str(binding.var.name), reason))
+        writer = _Writer(taken, symbols)
+        forward = iter(writer.forward)
+        for name, reason in reasons:
+            symbol = "" if reason else next(forward)
             entries.append(DirectEntry(str(var.name_hint), name, "attention", symbol, reason))
         if taken:
-            made = rebuilt(func, _Writer(taken, symbols).bindings)
-            out.update_func(var, without_unused(made))
+            out.update_func(var, without_unused(rebuilt(func, writer.bindings)))
     return with_source(out, symbols, arch), tuple(entries)
 
 
@@ -477,11 +480,16 @@ def _pieces(view: Graph, var: relax.Var) -> _Pieces | None:
 
 
 class _Writer:
-    """Writes calls for what was found, each in the place of a product."""
+    """Writes calls for what was found, each in the place of a product.
+
+    forward : the function of each forward call.
+    """
 
     def __init__(self, taken: Sequence[_Attention], symbols: Symbols) -> None:
         gone = {var for one in taken for var in one.between}
-        calls = [call for one in taken for call in one.calls(gone)]
+        made = [one.calls(gone) for one in taken]
+        calls = [call for some in made for call in some]
+        self.forward = [symbols.of(some[0].call) for some in made]
         self.symbols, self.results = symbols, {var for one in calls for var in one.results}
         self.at = {one.product: (f"attention_{i}", one) for i, one in enumerate(calls)}
 
