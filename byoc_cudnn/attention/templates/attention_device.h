@@ -14,7 +14,8 @@ using Call = RelayWgradAttentionCall;
 using Place = RelayWgradAttentionPlace;
 
 constexpr int kLanes = 32, kWarps = 4, kBlock = kWarps * kLanes;
-constexpr int kSide = 16;  // rows and columns that are multiplied at a time
+constexpr int kSide = 16;             // rows and columns that are multiplied at a time
+constexpr int kOwn = kWarps * kSide;  // rows of a block
 
 template <int width>
 struct Shape {
@@ -22,21 +23,15 @@ struct Shape {
   static constexpr int kSteps = (width + kSide - 1) / kSide;
   static constexpr int kPitch = 2 * kSide * kSteps + 16;  // bytes: rows of a matrix are in all banks
   static constexpr int kTile = kSteps > 4 ? 32 : 64;      // rows that pass at a time
-  static constexpr int kTileBytes = kTile * kPitch;
+  static constexpr int kTileBytes = kTile * kPitch, kOwnBytes = kOwn * kPitch;
   static constexpr int kRowTileBytes = 2 * kTileBytes + 2 * 4 * kTile;  // of q and dout, and two numbers a row
   static constexpr bool kKept = kSteps <= 4;  // whether registers hold a warp's rows of two tensors
-  // Bands of sixteen rows of a warp: what it reads of a tile is multiplied by each.
-  static constexpr int kForward = 1, kRows = 1, kColumns = 1;
 
   // Blocks that a multiprocessor has at once.
   static constexpr int kForwardBlocks = kSteps > 4 ? 2 : 4, kRowBlocks = kForwardBlocks;
   static constexpr int kColumnBlocks = kSteps > 4 ? 2 : 3;
 
   static constexpr int row_tile_bytes(bool added) { return kRowTileBytes + (added ? 8 * kMasks * kTile : 0); }
-
-  // Rows of a block, and their bytes.
-  static constexpr int own(int bands) { return kWarps * kSide * bands; }
-  static constexpr int own_bytes(int bands) { return own(bands) * kPitch; }
 };
 
 // ---- where things are ----
@@ -46,11 +41,11 @@ struct Part {
   int64_t matrix, first;
   uint32_t digit[kOuter];
 
-  __device__ Part(const Call& z, int64_t rows, int own) {
-    const uint32_t parts = static_cast<uint32_t>((rows + own - 1) / own);
+  __device__ Part(const Call& z, int64_t rows) {
+    const uint32_t parts = static_cast<uint32_t>((rows + kOwn - 1) / kOwn);
     uint32_t rest = blockIdx.x / parts;
     matrix = rest;
-    first = int64_t{blockIdx.x % parts} * own;
+    first = int64_t{blockIdx.x % parts} * kOwn;
 #pragma unroll
     for (int i = kOuter - 1; i > 0; --i) {
       digit[i] = rest % static_cast<uint32_t>(z.size[i]);
@@ -69,7 +64,7 @@ struct Part {
 };
 
 __device__ inline int lane() { return static_cast<int>(threadIdx.x % kLanes); }
-__device__ inline int first_of_warp(int bands) { return static_cast<int>(threadIdx.x / kLanes) * kSide * bands; }
+__device__ inline int first_of_warp() { return static_cast<int>(threadIdx.x / kLanes) * kSide; }
 
 // What a thread copies of a matrix into shared memory, row by row of the block's: 16 bytes of each `kDown`th
 // row, zeros behind the last row and the width.
@@ -83,8 +78,8 @@ class Rows {
   // Of `count` rows those from `first` on.
   __device__ Rows(const T* from, int64_t step, int64_t first, int64_t count, bool whole)
       : pack_(static_cast<int>(threadIdx.x % kAcross)), row_(static_cast<int>(threadIdx.x / kAcross)),
-        left_(static_cast<int>(count - first) - row_), step_(kDown * step), at_(from + (first + row_) * step + 8 * pack_),
-        to_(static_cast<Spot>(row_ * S::kPitch + 16 * pack_)), whole_(whole) {}
+        left_(static_cast<int>(count - first) - row_), step_(kDown * step),
+        at_(from + (first + row_) * step + 8 * pack_), to_(static_cast<Spot>(row_ * S::kPitch + 16 * pack_)), whole_(whole) {}
 
   // The next `rows`.
   template <int rows>
@@ -145,50 +140,50 @@ __device__ inline void place_rows(Spot to, const Call& z, int64_t matrix, int64_
   }
 }
 
-// What is added to the scores of a lane's two rows in each band, over their scale, by which all is multiplied;
-// and where their gradient is.
-template <int bands, bool added>
+// What is added to the scores of a lane's two rows, over their scale, by which all is multiplied; and where their
+// gradient is.
+template <bool added>
 struct Additions {
   __device__ Additions(const Call&, int64_t, int64_t) {}
-  __device__ void to(float (&)[bands][2][4], int, int) const {}
-  __device__ void keep_slopes(const float (&)[bands][2][4], int, int) const {}
+  __device__ void to(float (&)[2][4], int, int) const {}
+  __device__ void keep_slopes(const float (&)[2][4], int, int) const {}
 };
 
-template <int bands>
-struct Additions<bands, true> {
+template <>
+struct Additions<true> {
   const Call& z;
   const int64_t row;  // of all matrices, the lane's first
   const int left;     // rows from it on
   const float each;
-  int64_t begin[bands][2][kMasks];
+  int64_t begin[2][kMasks];
 
   // Of rows of a matrix from `first` on.
   __device__ Additions(const Call& call, int64_t matrix, int64_t first)
       : z(call), row(matrix * call.rows + first + lane() / 4), left(static_cast<int>(call.rows - first) - lane() / 4),
         each(1.f / call.scale) {
 #pragma unroll
-    for (int i = 0; i < 2 * bands; ++i) {
-      const Masks<Call> masks(z, 8 * i < left ? row + 8 * i : 0);
-      memcpy(begin[i / 2][i % 2], masks.begin, sizeof(masks.begin));
+    for (int r = 0; r < 2; ++r) {
+      const Masks<Call> masks(z, 8 * r < left ? row + 8 * r : 0);
+      memcpy(begin[r], masks.begin, sizeof(masks.begin));
     }
   }
 
   // To sixteen columns from `column` on, as many as there are.
-  __device__ void to(float (&s)[bands][2][4], int column, int count) const {
+  __device__ void to(float (&s)[2][4], int column, int count) const {
 #pragma unroll
-    for (int i = 0; i < 8 * bands; ++i) {
-      const int at = column + i / 4 % 2 * 8 + lane() % 4 * 2 + i % 2;
-      if (at < count) s[i / 8][i / 4 % 2][i % 4] += each * sum_at(z, begin[i / 8][i % 4 / 2], at);
+    for (int i = 0; i < 8; ++i) {
+      const int at = column + i / 4 * 8 + lane() % 4 * 2 + i % 2;
+      if (at < count) s[i / 4][i % 4] += each * sum_at(z, begin[i % 4 / 2], at);
     }
   }
 
   // The gradient of those.
-  __device__ void keep_slopes(const float (&s)[bands][2][4], int column, int count) const {
+  __device__ void keep_slopes(const float (&s)[2][4], int column, int count) const {
     if (z.wide == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < 8 * bands; ++i) {
-      const int at = column + i / 4 % 2 * 8 + lane() % 4 * 2 + i % 2, down = i / 8 * kSide + i % 4 / 2 * 8;
-      if (at < count && down < left) z.wide[(row + down) * z.columns + at] = s[i / 8][i / 4 % 2][i % 4];
+    for (int i = 0; i < 8; ++i) {
+      const int at = column + i / 4 * 8 + lane() % 4 * 2 + i % 2, down = i % 4 / 2 * 8;
+      if (at < count && down < left) z.wide[(row + down) * z.columns + at] = s[i / 4][i % 4];
     }
   }
 };
@@ -204,10 +199,10 @@ struct Places {
 };
 
 // A warp's own rows as first operands.
-template <int width, int bands, bool kept>
+template <int width, bool kept>
 struct Fragments {
   using S = Shape<width>;
-  unsigned value[kept ? S::kSteps : 1][bands][4];
+  unsigned value[kept ? S::kSteps : 1][4];
   Spot at;
 
   // `tall` of its rows.
@@ -219,7 +214,7 @@ struct Fragments {
     }
   }
 
-  __device__ const unsigned (&step(int k))[bands][4] {
+  __device__ const unsigned (&step(int k))[4] {
     if constexpr (kept) {
       return value[k];
     } else {
@@ -229,41 +224,34 @@ struct Fragments {
   }
 
  private:
-  __device__ void load(unsigned (&to)[bands][4], int k) const {
-#pragma unroll
-    for (int band = 0; band < bands; ++band) matrices_4<false>(to[band], at + 32 * k + kSide * S::kPitch * band);
+  __device__ void load(unsigned (&to)[4], int k) const {
+    matrices_4<false>(to, at + 32 * k);
   }
 };
 
 // sums (16 × 16) += own rows times sixteen rows of a tile, which are columns.
-template <typename T, int width, int bands, bool kept>
-__device__ inline void by_rows(float (&sums)[bands][2][4], Fragments<width, bands, kept>& own, Spot rows) {
+template <typename T, int width, bool kept>
+__device__ inline void by_rows(float (&sums)[2][4], Fragments<width, kept>& own, Spot rows) {
 #pragma unroll
   for (int k = 0; k < Shape<width>::kSteps; ++k) {
     unsigned b[4];
     matrices_4<false>(b, rows + 32 * k);
-    const unsigned (&a)[bands][4] = own.step(k);
-#pragma unroll
-    for (int band = 0; band < bands; ++band) {
-      multiply_16(sums[band][0], a[band], b[0], b[1], T());
-      multiply_16(sums[band][1], a[band], b[2], b[3], T());
-    }
+    const unsigned (&a)[4] = own.step(k);
+    multiply_16(sums[0], a, b[0], b[1], T());
+    multiply_16(sums[1], a, b[2], b[3], T());
   }
 }
 
 // sums (16 × width) += a (16 × 16) times sixteen rows of a tile.
-template <typename T, int width, int bands>
-__device__ inline void by_columns(float (&sums)[bands][Shape<width>::kPacks][4], const unsigned (&a)[bands][4],
+template <typename T, int width>
+__device__ inline void by_columns(float (&sums)[Shape<width>::kPacks][4], const unsigned (&a)[4],
                                   Spot rows) {
 #pragma unroll
   for (int k = 0; k < Shape<width>::kSteps; ++k) {
     unsigned b[4];
     matrices_4<true>(b, rows + 32 * k);
-#pragma unroll
-    for (int band = 0; band < bands; ++band) {
-      multiply_16(sums[band][2 * k], a[band], b[0], b[1], T());
-      if (2 * k + 1 < Shape<width>::kPacks) multiply_16(sums[band][2 * k + 1], a[band], b[2], b[3], T());
-    }
+    multiply_16(sums[2 * k], a, b[0], b[1], T());
+    if (2 * k + 1 < Shape<width>::kPacks) multiply_16(sums[2 * k + 1], a, b[2], b[3], T());
   }
 }
 
@@ -276,15 +264,10 @@ __device__ inline unsigned both(float a, float b) {
 }
 
 // Results as a first operand: their columns are the products' terms.
-template <typename T, int bands>
-__device__ inline void turn(unsigned (&to)[bands][4], const float (&from)[bands][2][4]) {
+template <typename T>
+__device__ inline void turn(unsigned (&to)[4], const float (&from)[2][4]) {
 #pragma unroll
-  for (int band = 0; band < bands; ++band) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      to[band][i] = both<T>(from[band][i / 2][i % 2 * 2], from[band][i / 2][i % 2 * 2 + 1]);
-    }
-  }
+  for (int i = 0; i < 4; ++i) to[i] = both<T>(from[i / 2][i % 2 * 2], from[i / 2][i % 2 * 2 + 1]);
 }
 
 // A warp's sums, times a factor of each of a lane's two rows, as rows of a matrix, by way of sixteen rows of
@@ -318,62 +301,59 @@ __device__ inline void store_rows(Spot by, const float (&sums)[Shape<width>::kPa
 
 // ---- forward ----
 
-// What a lane knows of two rows of q in each band, after some columns.
-template <int width, int bands>
+// What a lane knows of two rows of q, after some columns.
+template <int width>
 struct Softmax {
-  float most[bands][2], sum[bands][2];
-  float out[bands][Shape<width>::kPacks][4];
+  float most[2], sum[2];
+  float out[Shape<width>::kPacks][4];
 };
 
 // The columns of one tile, `left` of them; with `full` all.
-template <bool full, typename T, int width, int bands, bool added>
-__device__ inline void tile_forward(Softmax<width, bands>& state, Fragments<width, bands, true>& q, Spot tile,
+template <bool full, typename T, int width, bool added>
+__device__ inline void tile_forward(Softmax<width>& state, Fragments<width, true>& q, Spot tile,
                                     const Places<width>& in, int left, float scale,
-                                    const Additions<bands, added>& more, int columns) {
+                                    const Additions<added>& more, int columns) {
   using S = Shape<width>;
   constexpr int kParts = S::kTile / kSide;
-  float s[kParts][bands][2][4] = {};
+  float s[kParts][2][4] = {};
 #pragma unroll
   for (int j = 0; j < kParts; ++j) {
     if (!full && kSide * j >= left) continue;
     by_rows<T>(s[j], q, tile + in.broad + kSide * S::kPitch * j);
     more.to(s[j], columns - left + kSide * j, columns);
   }
-  float level[bands][2];
+  float level[2];
 #pragma unroll
-  for (int band = 0; band < bands; ++band) {
+  for (int r = 0; r < 2; ++r) {
+    float most = state.most[r];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float most = state.most[band][r];
+    for (int i = 0; i < 4 * kParts; ++i) {
+      float& one = s[i / 4][i % 4 / 2][2 * r + i % 2];
+      if (!full && i / 2 * 8 + lane() % 4 * 2 + i % 2 >= left) one = -INFINITY;
+      most = fmaxf(most, one);
+    }
+    most = fmaxf(most, from_beside(most, 1));
+    most = fmaxf(most, from_beside(most, 2));
+    level[r] = most == -INFINITY ? 0.f : most * scale;  // of nothing but -inf the sum is 0
+    const float less = power_of_2(state.most[r] * scale - level[r]);
+    state.most[r] = most;
+    state.sum[r] *= less;
 #pragma unroll
-      for (int i = 0; i < 4 * kParts; ++i) {
-        float& one = s[i / 4][band][i % 4 / 2][2 * r + i % 2];
-        if (!full && i / 2 * 8 + lane() % 4 * 2 + i % 2 >= left) one = -INFINITY;
-        most = fmaxf(most, one);
-      }
-      most = fmaxf(most, from_beside(most, 1));
-      most = fmaxf(most, from_beside(most, 2));
-      level[band][r] = most == -INFINITY ? 0.f : most * scale;  // of nothing but -inf the sum is 0
-      const float less = power_of_2(state.most[band][r] * scale - level[band][r]);
-      state.most[band][r] = most;
-      state.sum[band][r] *= less;
-#pragma unroll
-      for (int j = 0; j < S::kPacks; ++j) {
-        state.out[band][j][2 * r] *= less;
-        state.out[band][j][2 * r + 1] *= less;
-      }
+    for (int j = 0; j < S::kPacks; ++j) {
+      state.out[j][2 * r] *= less;
+      state.out[j][2 * r + 1] *= less;
     }
   }
 #pragma unroll
   for (int j = 0; j < kParts; ++j) {
     if (!full && kSide * j >= left) continue;
 #pragma unroll
-    for (int i = 0; i < 8 * bands; ++i) {
-      float& one = s[j][i / 8][i / 4 % 2][i % 4];
-      one = power_of_2(one * scale - level[i / 8][i % 4 / 2]);
-      state.sum[i / 8][i % 4 / 2] += one;
+    for (int i = 0; i < 8; ++i) {
+      float& one = s[j][i / 4][i % 4];
+      one = power_of_2(one * scale - level[i % 4 / 2]);
+      state.sum[i % 4 / 2] += one;
     }
-    unsigned a[bands][4];
+    unsigned a[4];
     turn<T>(a, s[j]);
     by_columns<T, width>(state.out, a, tile + in.tall + S::kTileBytes + kSide * S::kPitch * j);
   }
@@ -383,11 +363,10 @@ template <typename T, int width, bool added>
 __global__ void __launch_bounds__(kBlock, Shape<width>::kForwardBlocks)
     attention_forward(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
-  constexpr int kBands = S::kForward;
   after_the_one_before();
-  const Part part(z, z.rows, S::own(kBands));
-  const Spot own = shared_memory(), passing = own + S::own_bytes(kBands);
-  Rows<width, T>(part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole).template load<S::own(kBands)>(own);
+  const Part part(z, z.rows);
+  const Spot own = shared_memory(), passing = own + S::kOwnBytes;
+  Rows<width, T>(part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole).template load<kOwn>(own);
   Rows<width, T> k(part.of<T>(z.k), z.k.row, 0, z.columns, z.whole);
   Rows<width, T> v(part.of<T>(z.v), z.v.row, 0, z.columns, z.whole);
   const auto load = [&](Spot to) {
@@ -396,15 +375,14 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kForwardBlocks)
   };
   load(passing);
   copies_end();
-  const Spot mine = own + static_cast<Spot>(first_of_warp(kBands) * S::kPitch);
-  const int64_t first = part.first + first_of_warp(kBands);
+  const Spot mine = own + static_cast<Spot>(first_of_warp() * S::kPitch);
+  const int64_t first = part.first + first_of_warp();
   const float scale = z.scale * 1.44269504088896340736f;  // powers are of 2
   const Places<width> in;
-  Fragments<width, kBands, true> rows;
-  const Additions<kBands, added> more(z, part.matrix, first);
-  Softmax<width, kBands> state{};
-#pragma unroll
-  for (int i = 0; i < 2 * kBands; ++i) state.most[i / 2][i % 2] = -INFINITY;
+  Fragments<width, true> rows;
+  const Additions<added> more(z, part.matrix, first);
+  Softmax<width> state{};
+  state.most[0] = state.most[1] = -INFINITY;
   Spot tile = passing, other = passing + 2 * S::kTileBytes;
   const int columns = static_cast<int>(z.columns);
   for (int left = columns; left > 0; left -= S::kTile) {
@@ -422,24 +400,19 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kForwardBlocks)
     const Spot next = other;
     other = tile, tile = next;
   }
+  if (first >= z.rows) return;
+  float each[2];
 #pragma unroll
-  for (int band = 0; band < kBands; ++band) {
-    const int64_t begin = first + kSide * band;
-    if (begin >= z.rows) return;
-    float each[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float sum = state.sum[band][r] + from_beside(state.sum[band][r], 1);
-      sum += from_beside(sum, 2);
-      each[r] = 1.f / sum;
-      const int64_t row = begin + lane() / 4 + 8 * r;
-      if (lane() % 4 == 0 && row < z.rows) {
-        z.logs[part.matrix * z.rows + row] = state.most[band][r] * scale + log2f(sum);
-      }
+  for (int r = 0; r < 2; ++r) {
+    float sum = state.sum[r] + from_beside(state.sum[r], 1);
+    sum += from_beside(sum, 2);
+    each[r] = 1.f / sum;
+    const int64_t row = first + lane() / 4 + 8 * r;
+    if (lane() % 4 == 0 && row < z.rows) {
+      z.logs[part.matrix * z.rows + row] = state.most[r] * scale + log2f(sum);
     }
-    store_rows<T, width>(mine + kSide * S::kPitch * band, state.out[band], each[0], each[1], part.of<T>(z.out),
-                         z.out.row, begin, z.rows, z.whole);
   }
+  store_rows<T, width>(mine, state.out, each[0], each[1], part.of<T>(z.out), z.out.row, first, z.rows, z.whole);
 }
 
 // ---- backward ----
@@ -466,36 +439,36 @@ __device__ inline float inner_of(Spot dout, const T* out, int64_t step, int64_t 
   return sum + from_beside(sum, 1);
 }
 
-// What a lane knows of two rows of q in each band, and their gradient.
-template <int width, int bands>
+// What a lane knows of two rows of q, and their gradient.
+template <int width>
 struct Slopes {
-  float inner[bands][2], logs[bands][2];
-  float dq[bands][Shape<width>::kPacks][4];
+  float inner[2], logs[2];
+  float dq[Shape<width>::kPacks][4];
 };
 
 // The columns of one tile, `left` of them; with `full` all.
-template <bool full, typename T, int width, int bands, bool kept, bool added>
-__device__ inline void tile_rows(Slopes<width, bands>& state, Fragments<width, bands, kept>& q,
-                                 Fragments<width, bands, kept>& dout, Spot tile, const Places<width>& in, int left,
-                                 float scale, const Additions<bands, added>& more, int columns) {
+template <bool full, typename T, int width, bool kept, bool added>
+__device__ inline void tile_rows(Slopes<width>& state, Fragments<width, kept>& q,
+                                 Fragments<width, kept>& dout, Spot tile, const Places<width>& in, int left,
+                                 float scale, const Additions<added>& more, int columns) {
   using S = Shape<width>;
 #pragma unroll
   for (int j = 0; j < S::kTile / kSide; ++j) {
     if (!full && kSide * j >= left) continue;
     const Spot here = tile + static_cast<Spot>(kSide * S::kPitch * j);
-    float s[bands][2][4] = {}, d[bands][2][4] = {};
+    float s[2][4] = {}, d[2][4] = {};
     by_rows<T>(s, q, here + in.broad);
     more.to(s, columns - left + kSide * j, columns);
     by_rows<T>(d, dout, here + in.broad + S::kTileBytes);
 #pragma unroll
-    for (int i = 0; i < 8 * bands; ++i) {
-      const int band = i / 8, half = i / 4 % 2, r = i % 4 / 2;
+    for (int i = 0; i < 8; ++i) {
+      const int half = i / 4, r = i % 4 / 2;
       const bool there = full || kSide * j + half * 8 + lane() % 4 * 2 + i % 2 < left;
-      const float p = there ? power_of_2(s[band][half][i % 4] * scale - state.logs[band][r]) : 0.f;
-      s[band][half][i % 4] = p * (d[band][half][i % 4] - state.inner[band][r]);
+      const float p = there ? power_of_2(s[half][i % 4] * scale - state.logs[r]) : 0.f;
+      s[half][i % 4] = p * (d[half][i % 4] - state.inner[r]);
     }
     more.keep_slopes(s, columns - left + kSide * j, columns);
-    unsigned a[bands][4];
+    unsigned a[4];
     turn<T>(a, s);
     by_columns<T, width>(state.dq, a, here + in.tall);
   }
@@ -506,13 +479,12 @@ template <typename T, int width, bool added>
 __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
     attention_rows(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
-  constexpr int kBands = S::kRows, kOwnBytes = S::own_bytes(kBands);
   after_the_one_before();
-  const Part part(z, z.rows, S::own(kBands));
-  const Spot own = shared_memory(), passing = own + 2 * kOwnBytes;
-  Rows<width, T>(part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole).template load<S::own(kBands)>(own);
+  const Part part(z, z.rows);
+  const Spot own = shared_memory(), passing = own + 2 * S::kOwnBytes;
+  Rows<width, T>(part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole).template load<kOwn>(own);
   Rows<width, T>(part.of<T>(z.dout), z.dout.row, part.first, z.rows, z.whole)
-      .template load<S::own(kBands)>(own + kOwnBytes);
+      .template load<kOwn>(own + S::kOwnBytes);
   Rows<width, T> k(part.of<T>(z.k), z.k.row, 0, z.columns, z.whole);
   Rows<width, T> v(part.of<T>(z.v), z.v.row, 0, z.columns, z.whole);
   const auto load = [&](Spot to) {
@@ -521,13 +493,13 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
   };
   load(passing);
   copies_end();
-  const Spot mine = own + static_cast<Spot>(first_of_warp(kBands) * S::kPitch);
-  const int64_t first = part.first + first_of_warp(kBands);
+  const Spot mine = own + static_cast<Spot>(first_of_warp() * S::kPitch);
+  const int64_t first = part.first + first_of_warp();
   const float scale = z.scale * 1.44269504088896340736f;
   const Places<width> in;
-  Fragments<width, kBands, S::kKept> q, dout;
-  const Additions<kBands, added> more(z, part.matrix, first);
-  Slopes<width, kBands> state{};
+  Fragments<width, S::kKept> q, dout;
+  const Additions<added> more(z, part.matrix, first);
+  Slopes<width> state{};
   Spot tile = passing, other = passing + 2 * S::kTileBytes;
   const int columns = static_cast<int>(z.columns);
   for (int left = columns; left > 0; left -= S::kTile) {
@@ -537,20 +509,18 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
     __syncthreads();
     if (left == columns) {
       q.begin(mine + in.tall);
-      dout.begin(mine + in.tall + kOwnBytes);
+      dout.begin(mine + in.tall + S::kOwnBytes);
+      const int64_t at = part.matrix * z.rows + first;
+      const Spot rows = mine + S::kOwnBytes;
+      const float sum = inner_of<T, width>(rows, part.of<T>(z.out), z.out.row, first, z.rows, z.whole);
+      if (lane() % 2 == 0 && first + lane() / 2 < z.rows) z.inner[at + lane() / 2] = sum;
 #pragma unroll
-      for (int band = 0; band < kBands; ++band) {
-        const int64_t begin = first + kSide * band, at = part.matrix * z.rows + begin;
-        const Spot rows = mine + kOwnBytes + kSide * S::kPitch * band;
-        const float sum = inner_of<T, width>(rows, part.of<T>(z.out), z.out.row, begin, z.rows, z.whole);
-        if (lane() % 2 == 0 && begin + lane() / 2 < z.rows) z.inner[at + lane() / 2] = sum;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int row = lane() / 4 + 8 * r;
-          state.inner[band][r] = from_lane(sum, 2 * row);
-          state.logs[band][r] = begin + row < z.rows ? z.logs[at + row] : 0.f;
-        }
+      for (int r = 0; r < 2; ++r) {
+        const int row = lane() / 4 + 8 * r;
+        state.inner[r] = from_lane(sum, 2 * row);
+        state.logs[r] = first + row < z.rows ? z.logs[at + row] : 0.f;
       }
+    
     }
     if (first < z.rows && left >= S::kTile) {
       tile_rows<true, T>(state, q, dout, tile, in, left, scale, more, columns);
@@ -561,23 +531,17 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
     const Spot next = other;
     other = tile, tile = next;
   }
-#pragma unroll
-  for (int band = 0; band < kBands; ++band) {
-    const int64_t begin = first + kSide * band;
-    if (begin >= z.rows) return;
-    store_rows<T, width>(mine + kSide * S::kPitch * band, state.dq[band], z.scale, z.scale, part.of<T>(z.dq),
-                         z.dq.row, begin, z.rows, z.whole);
-  }
+  if (first >= z.rows) return;
+  store_rows<T, width>(mine, state.dq, z.scale, z.scale, part.of<T>(z.dq), z.dq.row, first, z.rows, z.whole);
 }
 
-// To the scores of a lane's columns, those of `first` on in each band, and of sixteen of a tile's rows.
-template <int rows, int bands>
-__device__ inline void add_columns(float (&s)[bands][2][4], Spot places, const Call& z, int row, int left, int first) {
+// To the scores of a lane's columns, those of `first` on, and of sixteen of a tile's rows.
+__device__ inline void add_columns(float (&s)[2][4], Spot places, const Call& z, int row, int left, int first) {
   const float each = 1.f / z.scale;
 #pragma unroll
-  for (int i = 0; i < 8 * bands; ++i) {
-    const int at = row + i / 4 % 2 * 8 + lane() % 4 * 2 + i % 2;
-    const int column = first + i / 8 * kSide + i % 4 / 2 * 8 + lane() / 4;
+  for (int i = 0; i < 8; ++i) {
+    const int at = row + i / 4 * 8 + lane() % 4 * 2 + i % 2;
+    const int column = first + i % 4 / 2 * 8 + lane() / 4;
     if (at >= left || column >= z.columns) continue;
     int64_t begin[kMasks];
 #pragma unroll
@@ -585,20 +549,20 @@ __device__ inline void add_columns(float (&s)[bands][2][4], Spot places, const C
       const uint2 bits = read_8(places + static_cast<Spot>(8 * (kMasks * at + m)));
       memcpy(&begin[m], &bits, sizeof(bits));
     }
-    s[i / 8][i / 4 % 2][i % 4] += each * sum_at(z, begin, column);
+    s[i / 4][i % 4] += each * sum_at(z, begin, column);
   }
 }
 
 // The gradients of a lane's rows of k and v.
-template <int width, int bands>
+template <int width>
 struct Sums {
-  float dk[bands][Shape<width>::kPacks][4], dv[bands][Shape<width>::kPacks][4];
+  float dk[Shape<width>::kPacks][4], dv[Shape<width>::kPacks][4];
 };
 
 // The rows of one tile, `left` of them; with `full` all.
-template <bool full, bool added, typename T, int width, int bands, bool kept>
-__device__ inline void tile_columns(Sums<width, bands>& state, Fragments<width, bands, kept>& k,
-                                    Fragments<width, bands, kept>& v, Spot tile, const Places<width>& in, int left,
+template <bool full, bool added, typename T, int width, bool kept>
+__device__ inline void tile_columns(Sums<width>& state, Fragments<width, kept>& k,
+                                    Fragments<width, kept>& v, Spot tile, const Places<width>& in, int left,
                                     float scale, [[maybe_unused]] const Call& z, [[maybe_unused]] int first) {
   using S = Shape<width>;
   const Spot numbers = tile + 2 * S::kTileBytes + static_cast<Spot>(lane() % 4 * 8);
@@ -606,9 +570,9 @@ __device__ inline void tile_columns(Sums<width, bands>& state, Fragments<width, 
   for (int j = 0; j < S::kTile / kSide; ++j) {
     if (!full && kSide * j >= left) continue;
     const Spot here = tile + static_cast<Spot>(kSide * S::kPitch * j);
-    float s[bands][2][4] = {}, d[bands][2][4] = {};
+    float s[2][4] = {}, d[2][4] = {};
     by_rows<T>(s, k, here + in.broad);
-    if constexpr (added) add_columns<S::kTile>(s, tile + S::kRowTileBytes, z, kSide * j, left, first);
+    if constexpr (added) add_columns(s, tile + S::kRowTileBytes, z, kSide * j, left, first);
     by_rows<T>(d, v, here + in.broad + S::kTileBytes);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -618,13 +582,13 @@ __device__ inline void tile_columns(Sums<width, bands>& state, Fragments<width, 
       memcpy(log, &of_logs, sizeof(log));
       memcpy(level, &of_inner, sizeof(level));
 #pragma unroll
-      for (int e = 0; e < 4 * bands; ++e) {
-        float &p = s[e / 4][i][e % 4], &slope = d[e / 4][i][e % 4];
+      for (int e = 0; e < 4; ++e) {
+        float &p = s[i][e], &slope = d[i][e];
         p = power_of_2(p * scale - log[e % 2]);
         slope = p * (slope - level[e % 2]);
       }
     }
-    unsigned a[bands][4];
+    unsigned a[4];
     turn<T>(a, s);
     by_columns<T, width>(state.dv, a, here + in.tall + S::kTileBytes);
     turn<T>(a, d);
@@ -637,14 +601,13 @@ template <typename T, int width, bool added>
 __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
     attention_columns(const __grid_constant__ RelayWgradAttentionCall z) {
   using S = Shape<width>;
-  constexpr int kBands = S::kColumns, kOwnBytes = S::own_bytes(kBands);
   after_the_one_before();
-  const Part part(z, z.columns, S::own(kBands));
+  const Part part(z, z.columns);
   const float *const logs = z.logs + part.matrix * z.rows, *const inner = z.inner + part.matrix * z.rows;
-  const Spot own = shared_memory(), passing = own + 2 * kOwnBytes;
-  Rows<width, T>(part.of<T>(z.k), z.k.row, part.first, z.columns, z.whole).template load<S::own(kBands)>(own);
+  const Spot own = shared_memory(), passing = own + 2 * S::kOwnBytes;
+  Rows<width, T>(part.of<T>(z.k), z.k.row, part.first, z.columns, z.whole).template load<kOwn>(own);
   Rows<width, T>(part.of<T>(z.v), z.v.row, part.first, z.columns, z.whole)
-      .template load<S::own(kBands)>(own + kOwnBytes);
+      .template load<kOwn>(own + S::kOwnBytes);
   Rows<width, T> q(part.of<T>(z.q), z.q.row, 0, z.rows, z.whole);
   Rows<width, T> dout(part.of<T>(z.dout), z.dout.row, 0, z.rows, z.whole);
   const auto load = [&](Spot to, int64_t row) {
@@ -656,12 +619,12 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
   };
   load(passing, 0);
   copies_end();
-  const Spot mine = own + static_cast<Spot>(first_of_warp(kBands) * S::kPitch);
-  const int64_t first = part.first + first_of_warp(kBands);
+  const Spot mine = own + static_cast<Spot>(first_of_warp() * S::kPitch);
+  const int64_t first = part.first + first_of_warp();
   const float scale = z.scale * 1.44269504088896340736f;
   const Places<width> in;
-  Fragments<width, kBands, S::kKept> k, v;
-  Sums<width, kBands> state{};
+  Fragments<width, S::kKept> k, v;
+  Sums<width> state{};
   Spot tile = passing, other = passing + S::row_tile_bytes(added);
   for (int left = static_cast<int>(z.rows); left > 0; left -= S::kTile) {
     if (left > S::kTile) load(other, z.rows - left + S::kTile);
@@ -670,7 +633,7 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
     __syncthreads();
     if (left == z.rows) {
       k.begin(mine + in.tall);
-      v.begin(mine + in.tall + kOwnBytes);
+      v.begin(mine + in.tall + S::kOwnBytes);
     }
     if (first < z.columns && left >= S::kTile) {
       tile_columns<true, added, T>(state, k, v, tile, in, left, scale, z, static_cast<int>(first));
@@ -681,24 +644,18 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
     const Spot next = other;
     other = tile, tile = next;
   }
-#pragma unroll
-  for (int band = 0; band < kBands; ++band) {
-    const int64_t begin = first + kSide * band;
-    if (begin >= z.columns) return;
-    const Spot by = mine + kSide * S::kPitch * band;
-    store_rows<T, width>(by, state.dk[band], z.scale, z.scale, part.of<T>(z.dk), z.dk.row, begin, z.columns,
-                         z.whole);
-    store_rows<T, width>(by + kOwnBytes, state.dv[band], 1.f, 1.f, part.of<T>(z.dv), z.dv.row, begin, z.columns,
-                         z.whole);
-  }
+  if (first >= z.columns) return;
+  store_rows<T, width>(mine, state.dk, z.scale, z.scale, part.of<T>(z.dk), z.dk.row, first, z.columns, z.whole);
+  const Spot last = mine + S::kOwnBytes;
+  store_rows<T, width>(last, state.dv, 1.f, 1.f, part.of<T>(z.dv), z.dv.row, first, z.columns, z.whole);
 }
 
 // ---- which kernels ----
 
 // A block for so many rows of each matrix.
 template <typename Kernel>
-cudaError_t started(Kernel* kernel, const Call& z, int64_t rows, int own, int bytes, cudaStream_t stream) {
-  const int64_t blocks = z.size[0] * z.size[1] * z.size[2] * ((rows + own - 1) / own);
+cudaError_t started(Kernel* kernel, const Call& z, int64_t rows, int bytes, cudaStream_t stream) {
+  const int64_t blocks = z.size[0] * z.size[1] * z.size[2] * ((rows + kOwn - 1) / kOwn);
   // A row's number is of 32 bits where something is added to it.
   const bool known = z.masks == 0 || z.size[0] * z.size[1] * z.size[2] * z.rows <= 0x7fffffff;
   if (blocks > 0x7fffffff || !known) return cudaErrorInvalidValue;
@@ -708,19 +665,19 @@ cudaError_t started(Kernel* kernel, const Call& z, int64_t rows, int own, int by
 template <typename T, int width, bool added>
 int forward(const Call& z, cudaStream_t stream) {
   using S = Shape<width>;
-  constexpr int kBytes = S::own_bytes(S::kForward) + 4 * S::kTileBytes;
-  return finished(started(attention_forward<T, width, added>, z, z.rows, S::own(S::kForward), kBytes, stream));
+  constexpr int kBytes = S::kOwnBytes + 4 * S::kTileBytes;
+  return finished(started(attention_forward<T, width, added>, z, z.rows, kBytes, stream));
 }
 
 template <typename T, int width, bool added>
 int backward(const Call& z, cudaStream_t stream) {
   using S = Shape<width>;
-  constexpr int kRowBytes = 2 * S::own_bytes(S::kRows) + 4 * S::kTileBytes;
-  constexpr int kColumnBytes = 2 * S::own_bytes(S::kColumns) + 2 * S::row_tile_bytes(added);
-  const cudaError_t error = started(attention_rows<T, width, added>, z, z.rows, S::own(S::kRows), kRowBytes, stream);
+  constexpr int kRowBytes = 2 * S::kOwnBytes + 4 * S::kTileBytes;
+  constexpr int kColumnBytes = 2 * S::kOwnBytes + 2 * S::row_tile_bytes(added);
+  const cudaError_t error = started(attention_rows<T, width, added>, z, z.rows, kRowBytes, stream);
   if (error != cudaSuccess) return finished(error);
   return finished(
-      started(attention_columns<T, width, added>, z, z.columns, S::own(S::kColumns), kColumnBytes, stream));
+      started(attention_columns<T, width, added>, z, z.columns, kColumnBytes, stream));
 }
 
 }  // namespace
