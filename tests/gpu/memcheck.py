@@ -60,6 +60,7 @@ from tests.support import (
 )
 from tests.support.depthwise_cases import SMALL
 from tests.support.gpu import (
+    attention_runner,
     cutlass_runner,
     direct_runner,
     gates_runner,
@@ -150,6 +151,15 @@ def standardized(folder: Path) -> list[str]:
 def softmax(folder: Path) -> list[str]:
     """Rows of all lengths, both directions, whole packs or not."""
     return [line for dtype in LIMITS for line in softmax_runner.wrong(folder / dtype, dtype)]
+
+
+def attention(folder: Path) -> list[str]:
+    """Attention both ways, of tokens that end anywhere, with and without a bias."""
+    return [
+        line
+        for dtype in attention_runner.CASES
+        for line in attention_runner.wrong(folder / dtype, dtype)
+    ]
 
 
 def groups(folder: Path) -> list[str]:
@@ -385,6 +395,7 @@ PARTS: dict[str, tuple[Part, Callable[[], str | None]]] = {  # with why it can't
     "gates": (gates, _no_nvcc),
     "standardized": (standardized, _no_nvcc),
     "softmax": (softmax, _no_nvcc),
+    "attention": (attention, _no_nvcc),
     "volumes": (volumes, lambda: None),
     "followed": (followed, _no_nvcc),
     "pools": (pools, _no_nvcc),

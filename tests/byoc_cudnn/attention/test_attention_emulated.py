@@ -95,6 +95,7 @@ def test_tokens(folder: Path, dtype: str, tokens: int) -> None:
     both(folder, *joined(dtype, 32, tokens, tokens))
 
 
+@pytest.mark.longer_cases("8", "16", "64", "128", why="g++ builds two kernels of each")
 @pytest.mark.parametrize("width", [8, 16, 24, 64, 72, 128])
 def test_widths(folder: Path, width: int) -> None:
     both(folder, *joined("float16", width, 70, 70, (1, 2)))
@@ -109,6 +110,7 @@ def test_what_does_not_lie_at_16_bytes(folder: Path) -> None:
     both(folder, *joined("float16", 32, 21, 21), offset=2)
 
 
+@pytest.mark.longer_cases("80", why="g++ builds two kernels")
 @pytest.mark.parametrize("width", [32, 80])
 def test_races(folder: Path, width: int) -> None:
     """Reads and writes of shared memory that no barrier keeps apart: none."""
