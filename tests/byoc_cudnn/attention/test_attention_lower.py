@@ -156,7 +156,8 @@ class Random:
     """Attention by operators, with all that may be different: which axes come first, by which of
     them a tensor is permuted, a factor, casts, other shapes of the scores, another use."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, crossed: bool = False) -> None:
+        self.crossed = crossed  # q's gradient is by v
         rng = np.random.default_rng(seed)
         self.n, self.h = (int(v) for v in rng.integers(1, 4, 2))
         self.m, self.columns = (int(v) for v in rng.integers(2, 40, 2))
@@ -228,7 +229,12 @@ class Random:
         d = emit(op.reshape(d, whole))
         d = cast(cast(d, self.dtype), "float32") if self.rounds else d
         d = cast(emit(op.multiply(d, factor)), self.dtype)
-        made = [out, emit(op.matmul(d, k)), emit(op.matmul(turned(d), q)), dv]
+        made = [
+            out,
+            emit(op.matmul(d, v if self.crossed else k)),
+            emit(op.matmul(turned(d), q)),
+            dv,
+        ]
         if self.turned:
             made = [emit(op.permute_dims(x, [0, 2, 1, 3])) for x in made]
         more = {"weights": used, "scores": scores}
@@ -275,6 +281,12 @@ def test_random_graphs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for i, (a, b) in enumerate(zip(got, case.wanted(arrays), strict=True)):
             assert apart(a, b) < limit, (seed, i)
     assert calls >= 6
+
+
+def test_a_gradient_of_other_operands() -> None:
+    seed = next(s for s in range(99) if not (Random(s).used or Random(s).masks))
+    _, (entry,) = lower_attention(Random(seed, crossed=True).module(), 90)
+    assert entry.reason == "a gradient of other operands"
 
 
 # ---- what stays ----------------------------------------------------------------------------------
