@@ -18,9 +18,9 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst, GlobalVar
 from tvm_ffi.structural import structural_walk
 
-from ..graph.rebuild import rebuilt, with_functions, with_type
+from ..graph.rebuild import rebuilt, unused_name, with_functions, with_type
 from ..graph.walk import Block, bindings_of, functions_in
-from ..ir import op_name
+from ..ir import is_a, op_name
 from ..keys import SYMBOL
 
 # A new tensor at some place of a storage; one at that place whose data begin there; another view.
@@ -90,10 +90,10 @@ def _compared(prologue: Sequence[relax.Binding]) -> dict[Any, _Known]:
         value = binding.value
         if isinstance(value, relax.TupleGetItem):
             items[binding.var] = value.tuple_value, int(value.index)
-        elif _is_packed(value, _SIZES) or _is_packed(value, _TYPE):
+        elif (packed := _packed(value)) in (_SIZES, _TYPE):
             tensor = value.args[0]
             sizes = _sizes(tensor.ty)
-            if sizes is not None and (_is_packed(value, _SIZES) or not sizes):
+            if sizes is not None and (packed == _SIZES or not sizes):
                 found[tensor] = _Known(tensor)
                 if tensor in items:
                     found[items[tensor]] = found[tensor]
@@ -110,45 +110,46 @@ def _compares(value: Any) -> bool:
     if op_name(value) == "relax.call_builtin_with_ctx":
         made = value.args[0]
         return isinstance(made, relax.ExternFunc) and str(made.global_symbol) == _TABLE
-    compares = any(_is_packed(value, name) for name in (_TYPE, _TUPLE, _SIZES))
-    parts = isinstance(value, relax.TupleGetItem) or op_name(value) == "relax.null_value"
-    return compares or parts
+    parts = is_a(value, relax.TupleGetItem) or op_name(value) == "relax.null_value"
+    return parts or _packed(value) in (_TYPE, _TUPLE, _SIZES)
 
 
 def _tensor(binding: Any, known: Mapping[Any, _Known]) -> _Known | None:
     """The tensor that a binding makes or names, where it is known."""
-    value, static = binding.value, _sizes(binding.var.ty) is not None
-    if isinstance(value, relax.Var):
+    value = binding.value
+    if is_a(value, relax.Var):
         return known.get(value)
-    if isinstance(value, relax.TupleGetItem):
+    if is_a(value, relax.TupleGetItem):
         return known.get((value.tuple_value, int(value.index)))
-    if op_name(value) == _TENSOR and static and isinstance(value.args[1], tirx.IntImm):
-        return _Known(moved=int(value.args[1]) == 0)
-    if (_is_packed(value, _MOVED) or _is_packed(value, _VIEW)) and value.args[0] in known:
-        of = known[value.args[0]]
-        if _is_packed(value, _MOVED):
-            return replace(of, moved=True)
-        return of if static and of.moved else None
-    return None
+    if op_name(value) == _TENSOR and is_a(place := value.args[1], tirx.IntImm):
+        static = _sizes(binding.var.ty) is not None
+        return _Known(moved=int(place) == 0) if static else None
+    packed = _packed(value)
+    of = known.get(value.args[0]) if packed in (_MOVED, _VIEW) else None
+    if of is None or packed == _MOVED:
+        return None if of is None else replace(of, moved=True)
+    return of if of.moved and _sizes(binding.var.ty) is not None else None
 
 
 def _sizes(ty: Any) -> tuple[int, ...] | None:
     """Of a tensor whose sizes and dtype are known."""
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+    if not is_a(ty, relax.TensorType) or not is_a(ty.shape, relax.ShapeExpr):
         return None
     sizes = ty.shape.values[:]
-    is_known = ty.dtype is not None and all(isinstance(n, tirx.IntImm) for n in sizes)
+    is_known = ty.dtype is not None and all(is_a(n, tirx.IntImm) for n in sizes)
     return tuple(map(int, sizes)) if is_known else None
 
 
-def _is_packed(value: Any, name: str) -> bool:
-    called = value.op if isinstance(value, relax.Call) else None
-    return isinstance(called, relax.ExternFunc) and str(called.global_symbol) == name
+def _packed(value: Any) -> str:
+    """The name of a called function from elsewhere; "" of anything else."""
+    called: Any = value.op if is_a(value, relax.Call) else None
+    return str(called.global_symbol) if is_a(called, relax.ExternFunc) else ""
 
 
 def _fits(value: Any, kernels: Mapping[GlobalVar, Any], known: Mapping[Any, _Known]) -> bool:
     """Whether it is a call of a kernel with known tensors of the types that it names."""
-    kernel = kernels.get(value.op) if isinstance(value, relax.Call) else None
+    called = value.op if is_a(value, relax.Call) else None
+    kernel = kernels.get(called) if is_a(called, GlobalVar) else None
     if kernel is None:
         return False
     buffers, arguments = kernel.params[:], value.args[:]
@@ -156,7 +157,7 @@ def _fits(value: Any, kernels: Mapping[GlobalVar, Any], known: Mapping[Any, _Kno
         return False
     own: dict[Any, int] = {}
     for buffer, argument in zip(buffers, arguments, strict=True):
-        is_constant = isinstance(argument, GenericConst)
+        is_constant = is_a(argument, GenericConst)
         tensor = _Known() if is_constant else known.get(argument, _Known(moved=False))
         sizes = _sizes(argument.ty)
         if not (tensor.moved and sizes is not None and _is(buffer, argument.ty, sizes, own)):
@@ -169,16 +170,16 @@ def _is(buffer: Any, ty: Any, sizes: Sequence[int], own: dict[Any, int]) -> bool
 
     own : what sizes are that a kernel learns of its tensors, of those before; it learns more.
     """
-    if not isinstance(buffer.ty, tirx.BufferType) or str(buffer.dtype) != str(ty.dtype):
+    if not is_a(buffer.ty, tirx.BufferType) or str(buffer.dtype) != str(ty.dtype):
         return False
     shape, offset = buffer.shape[:], buffer.elem_offset
-    if len(buffer.strides) or not isinstance(offset, tirx.IntImm) or int(offset) != 0:
+    if len(buffer.strides) or not is_a(offset, tirx.IntImm) or int(offset) != 0:
         return False
     if len(shape) != len(sizes):
         return False
     for size, given in zip(shape, sizes, strict=True):
-        is_learnt = isinstance(size, tirx.Var)
-        if not is_learnt and not isinstance(size, tirx.IntImm):
+        is_learnt = is_a(size, tirx.Var)
+        if not is_learnt and not is_a(size, tirx.IntImm):
             return False
         if given != (own.setdefault(size, given) if is_learnt else int(size)):
             return False
@@ -201,7 +202,7 @@ def _looking(module: tvm.IRModule, looks: Mapping[GlobalVar, Iterable[Any]]) -> 
     def call(var: Any) -> relax.Binding:
         kind = _Kind(str(var.ty.dtype), len(var.ty.shape.values))
         if kind not in kernels:
-            kernels[kind] = GlobalVar(_unused("look_{}_{}".format(*kind), taken))
+            kernels[kind] = GlobalVar(unused_name("look_{}_{}".format(*kind), taken))
         value = with_type(relax.Call(kernels[kind], [var]), nothing)
         return relax.VarBinding(relax.Var("_", nothing), value)
 
@@ -215,18 +216,17 @@ def _looking(module: tvm.IRModule, looks: Mapping[GlobalVar, Iterable[Any]]) -> 
     return out
 
 
-def _unused(name: str, taken: Iterable[str]) -> str:
-    return name if name not in taken else _unused(f"{name}_", taken)
-
-
 def _with_calls(function: relax.Function, calls: Sequence[relax.Binding]) -> relax.Function:
     """The function that does these when it has compared its parameters."""
-    last = _prologue(function)[-1].var
+    left = len(_prologue(function))  # bindings before their place
 
     def rewrite(block: Block) -> list[relax.Binding] | None:
-        bindings = list(block.bindings)
-        after = next((i for i, each in enumerate(bindings, 1) if each.var.same_as(last)), None)
-        return None if after is None else [*bindings[:after], *calls, *bindings[after:]]
+        nonlocal left
+        bindings, after = block.bindings[:], left
+        left -= len(bindings)
+        if not 0 < after <= len(bindings):
+            return None
+        return [*bindings[:after], *calls, *bindings[after:]]
 
     return rebuilt(function, rewrite)
 

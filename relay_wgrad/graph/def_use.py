@@ -18,10 +18,13 @@ class Use(NamedTuple):
     """One use of a variable: the binding, and the argument of its call in which the variable is.
 
     0 for a value that is no call, -1 for the function that is called.
+
+    place : the binding's among the function's.
     """
 
     binding: Any
     argument: int
+    place: int
 
 
 class Graph:
@@ -39,30 +42,31 @@ class Graph:
 
     def __init__(self, func: relax.Function) -> None:
         self.func = func
-        self.params = set(func.params)
+        self.params = set(func.params[:])
         self.bindings: list[Any] = []
+        self._variables: list[relax.Var] = []  # of the bindings
         self.block: dict[relax.Var, int] = {}
         self.value: dict[relax.Var, Expr] = {}
         self.uses: dict[relax.Var, list[Use]] = {}
         for number, block in enumerate(blocks_of(func)):
             for binding in block.bindings[:]:
                 self._add(binding, number)
-        self.index = {binding.var: i for i, binding in enumerate(self.bindings)}
+        self.index = {var: i for i, var in enumerate(self._variables)}
         bodies = bodies_of(func)
         self.results = {var for body in bodies for var in variables_of(result_of(body))}
 
     def _add(self, binding: Any, number: int) -> None:
-        value = binding.value
-        var = binding.var
+        value, var, place = binding.value, binding.var, len(self.bindings)
         self.bindings.append(binding)
+        self._variables.append(var)
         self.block[var] = number
-        if isinstance(binding, relax.VarBinding):
+        if is_a(binding, relax.VarBinding):
             self.value[var] = value
         is_call = is_a(value, relax.Call)
         parts = enumerate([value.op, *value.args[:]], -1) if is_call else ((0, value),)
         for argument, part in parts:
-            for var in variables_of(part):
-                self.uses.setdefault(var, []).append(Use(binding, argument))
+            for used in variables_of(part):
+                self.uses.setdefault(used, []).append(Use(binding, argument, place))
 
     # ---- what binds ------------------------------------------------------------------------------
 
@@ -108,15 +112,18 @@ class Graph:
         """The variables that are made of some of these, also by way of others."""
         found, rest = set[relax.Var](), list(variables)
         while rest:
-            new = {binding.var for binding in self.users_of(rest.pop())} - found
+            new = {self._variables[i] for i in self._places_using((rest.pop(),))} - found
             found |= new
             rest += new
         return found
 
     def users_of(self, *variables: relax.Var) -> list[Any]:
         """The bindings that use some of these variables, each once, in program order."""
-        uses = (use for var in variables for use in self.uses.get(var, ()))
-        return [self.bindings[i] for i in sorted({self.index[use.binding.var] for use in uses})]
+        return [self.bindings[i] for i in self._places_using(variables)]
+
+    def _places_using(self, variables: Iterable[relax.Var]) -> list[int]:
+        """Their places."""
+        return sorted({use.place for var in variables for use in self.uses.get(var, ())})
 
     def only_use(self, var: Expr) -> bool:
         """Whether an intermediate value is used once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -81,11 +81,13 @@ def with_bindings(
 def without_unused(func: relax.Function) -> relax.Function:
     """The function without what nothing needs.  Upstream's analysis says what that is, and drops
     spans where it writes the function itself.  Itself where all is needed."""
-    kept = {binding.var for binding in bindings_of(relax.analysis.remove_all_unused(func))}
+    left = relax.analysis.remove_all_unused(func)
+    kept = {hash(binding.var) for binding in bindings_of(left)}  # addresses
 
     def used(block: Block) -> list[relax.Binding] | None:
-        found = [b for b in block.bindings if b.var in kept]
-        return None if len(found) == len(block.bindings) else found
+        bindings = block.bindings[:]
+        found = [b for b in bindings if hash(b.var) in kept]
+        return None if len(found) == len(bindings) else found
 
     return rebuilt(func, used)
 
@@ -236,9 +238,11 @@ def _rebuilt(body: relax.Expr, rewrite: Rewrite) -> relax.Expr:
 
 def _rebuilt_block(block: Block, rewrite: Rewrite) -> Block:
     given = rewrite(block)
-    old = list(block.bindings) if given is None else given
-    if isinstance(block, relax.DataflowBlock):  # no `If` can stand in one
-        return block if given is None else like(block, old)
+    if given is None and isinstance(block, relax.DataflowBlock):  # no `If` can stand in one
+        return block
+    old = block.bindings[:] if given is None else given
+    if isinstance(block, relax.DataflowBlock):
+        return like(block, old)
     new = [_with_branches(binding, rewrite) for binding in old]
     return block if given is None and _same(new, old) else like(block, new)
 
@@ -267,6 +271,11 @@ def _are_one(a: Any, b: Any) -> bool:
 
 
 # ---- modules -------------------------------------------------------------------------------------
+
+
+def unused_name(name: str, taken: Container[str]) -> str:
+    """The name, or one that begins with it, which no function has."""
+    return name if name not in taken else unused_name(f"{name}_", taken)
 
 
 def with_functions(

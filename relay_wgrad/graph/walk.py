@@ -70,14 +70,21 @@ def variables_of(expr: relax.Expr) -> list[relax.Var]:
     rest = [expr]
     while rest:
         item = rest.pop()
-        if is_a(item, relax.Var):
+        parts = _parts(item.__class__)
+        if parts is _itself:
             found.append(item)
-        else:
-            rest.extend(_parts(item.__class__)(item))
+        elif parts is not None:
+            rest += parts(item)
     return found
 
 
+def _itself(var: relax.Var) -> list[Any]:
+    """What a variable uses."""
+    return [var]
+
+
 _PARTS: dict[type, Callable[[Any], list[Any]]] = {
+    relax.Var: _itself,
     relax.Call: lambda call: [call.op, *call.args[:]],
     relax.Tuple: lambda tup: tup.fields[:],
     relax.TupleGetItem: lambda item: [item.tuple_value],
@@ -88,9 +95,9 @@ _PARTS: dict[type, Callable[[Any], list[Any]]] = {
 
 
 @cache
-def _parts(kind: Any) -> Callable[[Any], list[Any]]:
-    """A class's row, found once."""
-    return next((parts for of, parts in _PARTS.items() if issubclass(kind, of)), lambda _: [])
+def _parts(kind: Any) -> Callable[[Any], list[Any]] | None:
+    """A class's row, found once; None of one that uses nothing."""
+    return next((parts for of, parts in _PARTS.items() if issubclass(kind, of)), None)
 
 
 def _blocks(body: relax.Expr) -> Iterator[Block]:

@@ -32,7 +32,7 @@ class Again:
         """The module with such kernels called twice."""
 
         def changed(_: Any, func: relax.Function) -> relax.Function:
-            params = set(func.params)
+            params = set(func.params[:])
             return rebuilt(func, lambda block: _with_calls(block, params, mod))
 
         return with_functions(mod, changed)
@@ -52,7 +52,7 @@ def _with_calls(
     found = steps_of(block, mod) if isinstance(block, relax.DataflowBlock) else None
     if found is None:
         return None
-    bindings = list(block.bindings)
+    bindings = block.bindings[:]
     cheap = [
         i
         for i, binding in enumerate(bindings)

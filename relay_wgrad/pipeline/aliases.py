@@ -8,10 +8,12 @@ from typing import Any
 from tvm import relax
 
 from ..graph.walk import variables_of
+from ..ir import is_a
 
 Parts = frozenset[int] | list[Any]
 """Tensors by their numbers; of a tuple a list, of each field one.  Of what may be any of several
 tensors, all of them."""
+_NONE: frozenset[int] = frozenset()
 
 
 def parts_of(value: Any, parts: Mapping[Any, Parts]) -> Parts:
@@ -19,27 +21,30 @@ def parts_of(value: Any, parts: Mapping[Any, Parts]) -> Parts:
 
     Of what is written within a tuple's field too: tuples may nest deeper than Python calls.
     """
-    if isinstance(value, relax.Var):
-        return parts.get(value, frozenset())
-    if isinstance(value, relax.Tuple):
+    if is_a(value, relax.Var):
+        return parts.get(value, _NONE)
+    if is_a(value, relax.Tuple):
         return [
-            parts_of(field, parts) if isinstance(field, relax.Var) else _mentioned(field, parts)
-            for field in value.fields
+            parts.get(field, _NONE) if is_a(field, relax.Var) else _mentioned(field, parts)
+            for field in value.fields[:]
         ]
-    if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Var):
+    if is_a(value, relax.TupleGetItem) and is_a(value.tuple_value, relax.Var):
         whole = parts_of(value.tuple_value, parts)
         return whole[value.index] if isinstance(whole, list) else whole
     return _mentioned(value, parts)
 
 
 def _mentioned(value: Any, parts: Mapping[Any, Parts]) -> frozenset[int]:
-    return frozenset(i for var in variables_of(value) for i in all_of(parts_of(var, parts)))
+    variables = variables_of(value)
+    return frozenset(i for var in variables for i in all_of(parts.get(var, _NONE)))
 
 
 def all_of(parts: Parts) -> frozenset[int]:
     """The tensors, whichever field they are of."""
+    if isinstance(parts, frozenset):
+        return parts
     found: set[int] = set()
-    rest = [parts]
+    rest: list[Any] = [parts]
     while rest:
         part = rest.pop()
         if isinstance(part, frozenset):

@@ -26,7 +26,7 @@ from tvm import relax
 from .. import keys
 from ..graph.rebuild import rebuilt, with_first, with_functions, with_type
 from ..graph.walk import bindings_of, result_of, variables_of
-from ..ir import op_name
+from ..ir import is_a, op_name
 from .aliases import Parts, all_of, parts_of
 from .overwrites import matched, overwrites_of
 from .packing import Lifetime, packed
@@ -85,7 +85,7 @@ def lifetimes(
     results : those of static size that the function makes for its caller too.
     """
     bindings = bindings_of(func)
-    if any(isinstance(b.value, relax.If) for b in bindings):
+    if any(is_a(b.value, relax.If) for b in bindings):
         return []
     sizes: dict[Any, int] = {}
     devices: dict[Any, int] = {}
@@ -93,12 +93,12 @@ def lifetimes(
     parts: dict[Any, Parts] = {}
     calls: list[tuple[int, relax.Call, list[frozenset[int]]]] = []
     for step, binding in enumerate(bindings):
-        value = binding.value
-        for i in all_of(parts_of(value, parts)):
+        value, mentioned = binding.value, parts_of(binding.value, parts)
+        for i in all_of(mentioned):
             found[i].last = step
             found[i].used = step if found[i].used < 0 else found[i].used
-        if mod is not None and isinstance(value, relax.Call):
-            calls.append((step, value, [all_of(parts_of(arg, parts)) for arg in value.args]))
+        if mod is not None and mentioned and is_a(value, relax.Call):
+            calls.append((step, value, [all_of(parts_of(arg, parts)) for arg in value.args[:]]))
         if (size := _packable(value)) is not None:
             sizes[binding.var], devices[binding.var] = size, int(value.args[1])
         elif op_name(value) == TENSOR and value.args[0] in sizes:
@@ -110,10 +110,9 @@ def lifetimes(
             parts[binding.var] = frozenset([len(found)])
             found.append(Planned(binding, None, device_of(value), size, step, step))
         else:
-            parts[binding.var] = parts_of(value, parts)
-            used = set(variables_of(value)) & sizes.keys()
-            for storage in used:  # by something else than a tensor of its own
-                del sizes[storage]
+            parts[binding.var] = mentioned
+            for storage in variables_of(value):  # by something else than a tensor of its own
+                sizes.pop(storage, None)
     stay = {found[i].storage for i in all_of(parts_of(result_of(func.body), parts))}
     stay = (stay | {t.storage for t in found} - sizes.keys()) - {None}
     for step, call, given in calls:

@@ -32,6 +32,7 @@ from .half_scans import HalfScans
 from .ieee import exact_floats
 from .inlining import inlined
 from .last_passes import with_arena
+from .quick_schedule import QuickSchedule
 from .reduction_init import first_values
 from .reshapes import Reshapes, without_reshapes
 from .shared_sizes import shared
@@ -62,11 +63,15 @@ _LOWERED = [
 """The beginning of TVM's lowering, to where it needs the regions that loops read."""
 
 
-def cpu_pipeline() -> Callable[..., tvm.IRModule]:
+def cpu_pipeline(
+    progress: Callable[[str], None] = lambda part: None,
+) -> Callable[..., tvm.IRModule]:
     """The pipeline, for `tvm.compile(mod, target, relax_pipeline=cpu_pipeline())`.
 
     It is upstream's with a fusion of our own (`fused_kernels`) and a schedule for what that leaves.
     A kernel that the schedule does not fit stays as upstream makes it.
+
+    progress : is told of each of its parts before that begins.
     """
     from tvm.relax.backend.cpu_generic.pipeline import (
         dataflow_lower_passes,
@@ -77,20 +82,22 @@ def cpu_pipeline() -> Callable[..., tvm.IRModule]:
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.cpu_pipeline")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = Target.current(allow_none=False)
-        passes = [
-            Nothing(),
-            HalfScans(),
-            *library_dispatch_passes(target),
-            *fused_kernels(),
-            Reshapes(),  # so that what becomes a view is neither scheduled nor compiled
-            relax.transform.DeadCodeElimination(),
-            parallel_kernels(),
-            first_values(),
-            exact_floats(),
-            *without_reshapes(dataflow_lower_passes(target)),
-            *with_arena(finalize_passes(target)),
-        ]
-        return tvm.transform.Sequential(passes)(mod)
+        parts = {
+            "fusing": [
+                Nothing(), HalfScans(), *library_dispatch_passes(target), *fused_kernels(),
+                Reshapes(),  # so that what becomes a view is neither scheduled nor compiled
+                relax.transform.DeadCodeElimination(),
+            ],
+            "scheduling": [parallel_kernels(), first_values(), exact_floats()],
+            "planning memory": [
+                *without_reshapes(dataflow_lower_passes(target)),
+                *with_arena(finalize_passes(target)),
+            ],
+        }  # fmt: skip
+        for part, passes in parts.items():
+            progress(part)
+            mod = tvm.transform.Sequential(passes)(mod)
+        return mod
 
     return run
 
@@ -115,7 +122,7 @@ def scheduled(func: tirx.PrimFunc, cores: int) -> tirx.PrimFunc:
     """The kernel with loops for so many cores, or as it was if its form is unknown."""
     try:
         # What fails is never shown.
-        sch = s_tir.Schedule(asked_of_pieces(func), error_render_level="none")
+        sch = QuickSchedule(asked_of_pieces(func), error_render_level="none")
         infos = normalize_prim_func(sch)
         if not infos:
             return func

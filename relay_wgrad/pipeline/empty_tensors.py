@@ -18,7 +18,7 @@ from tvm_ffi.structural import structural_walk
 
 from ..graph.rebuild import rewritten
 from ..graph.walk import functions_in
-from ..ir import op_name
+from ..ir import is_a, op_name
 from ..ops import ALL, size_rules
 
 # Whose result over nothing is NaN; the other reductions' is what their kernels begin with.
@@ -38,10 +38,15 @@ class Nothing:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         """The module; itself where each tensor has elements, or may have."""
-        found: list[Any] = []
+        found: dict[int, Any] = {}  # by their hashes, which are addresses: a variable stands often
+
+        def add(value: Any) -> None:
+            found[hash(value)] = value
+
         for _, function in functions_in(mod):  # each result is a variable's
-            structural_walk(function, ((relax.Var, GenericConst), found.append))
-        return rewritten(mod, _Rewriter(mod)) if any(_is_empty(x.ty) for x in found) else mod
+            structural_walk(function, ((relax.Var, GenericConst), add))
+        some = any(_is_empty(value.ty) for value in found.values())
+        return rewritten(mod, _Rewriter(mod)) if some else mod
 
 
 @relax.expr_functor.mutator
@@ -68,9 +73,9 @@ class _Rewriter(relax.PyExprMutator):
 
 
 def _is_empty(ty: Any) -> bool:
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+    if not is_a(ty, relax.TensorType) or not is_a(ty.shape, relax.ShapeExpr):
         return False
-    return any(isinstance(size, tirx.IntImm) and int(size) == 0 for size in ty.shape.values)
+    return any(is_a(size, tirx.IntImm) and int(size) == 0 for size in ty.shape.values[:])
 
 
 def _has_nan(ty: relax.TensorType) -> bool:

@@ -16,7 +16,7 @@ from tvm.ir import Op
 
 from ..graph.rebuild import rewritten
 from ..graph.walk import bindings_of, functions_in
-from ..ir import tensor_bytes
+from ..ir import is_a, op_name, tensor_bytes
 from .ieee import exact_floats
 
 LARGEST = 2**28  # bytes of a result that is larger than what it is computed from
@@ -64,13 +64,13 @@ def _values(mod: tvm.IRModule) -> Iterator[Any]:
 
 def _stays(call: Any, name: str = _CALL) -> bool:
     """Whether it is the call of a kernel whose result may not be a constant."""
-    if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != name:
-        return False
-    if not isinstance(call.args[0], relax.GlobalVar):
+    if op_name(call) != name or not is_a(call.args[0], relax.GlobalVar):
         return False
     size = tensor_bytes(call.ty)
     if size is None:
         return False  # upstream's pass computes none of those
+    if 0 < size <= LARGEST:  # whatever it is given
+        return False
     given = max((tensor_bytes(arg.ty) or 0 for arg in call.args[1].fields), default=0)
     # A library can't be read back with a constant that has no elements.
     return size == 0 or not is_worth(size, given)

@@ -76,10 +76,13 @@ def fused_kernels() -> list[tvm.transform.Pass]:
     ]
 
 
-def legalize_ops() -> tvm.transform.Pass:
-    """Upstream's `LegalizeOps` but for the operators above, and for large products on a CPU."""
+def legalize_ops(made: Callable[[tirx.PrimFunc], None] | None = None) -> tvm.transform.Pass:
+    """Upstream's `LegalizeOps` but for the operators above, and for large products on a CPU.
+
+    made : is told of each kernel when it is there.
+    """
     rules = {**legalizations(), **_LEGAL}
-    return tvm.transform.Sequential([cpu_products(), legalize_equal_once(rules)])
+    return tvm.transform.Sequential([cpu_products(), legalize_equal_once(rules, made)])
 
 
 def _upstream(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

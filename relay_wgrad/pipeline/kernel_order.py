@@ -24,7 +24,7 @@ from tvm import relax
 
 from ..graph.rebuild import rebuilt, with_functions
 from ..graph.walk import Block, variables_of
-from ..ir import bytes_of, op_name
+from ..ir import bytes_of, is_a, op_name
 from .aliases import Parts, all_of, parts_of
 from .overwrites import Pair, matched, overwrites_of
 
@@ -68,7 +68,7 @@ def _ordered(block: Block, mod: tvm.IRModule) -> list[relax.Binding] | None:
         order, most = other, most_alive(steps, sizes, other)
     if most > _LEAST * most_alive(steps, sizes, range(len(steps))):
         return None
-    bindings = list(block.bindings)
+    bindings = block.bindings[:]
     return [bindings[i] for i in order]
 
 
@@ -212,16 +212,18 @@ def steps_of(block: relax.DataflowBlock, mod: tvm.IRModule) -> tuple[list[Step],
     parts: dict[Any, Parts] = {}
     made_by: dict[Any, int] = {}
     casts: frozenset[int] = frozenset()  # that name lengths, which any later step may mention
-    for i, binding in enumerate(block.bindings):
+    bindings = block.bindings[:]
+    for i, binding in enumerate(bindings):
         value, first = binding.value, len(sizes)
-        needs = casts.union(made_by[v] for v in variables_of(value) if v in made_by)
-        if isinstance(binding, relax.MatchCast):
+        made = (made_by.get(var) for var in variables_of(value))
+        needs = casts.union(number for number in made if number is not None)
+        if is_a(binding, relax.MatchCast):
             casts |= {i}
         reads: frozenset[int] = frozenset()
         if op_name(value) in KERNELS:
-            reads = frozenset(t for arg in value.args for t in all_of(parts_of(arg, parts)))
+            reads = frozenset(t for arg in value.args[:] for t in all_of(parts_of(arg, parts)))
             parts[binding.var] = _new_tensors(binding.var.ty, sizes)
-        elif isinstance(value, relax.Call | relax.If) and not _is_free(value):
+        elif (is_a(value, relax.Call) or is_a(value, relax.If)) and not _is_free(value):
             return None
         else:
             parts[binding.var] = parts_of(value, parts)
@@ -229,8 +231,8 @@ def steps_of(block: relax.DataflowBlock, mod: tvm.IRModule) -> tuple[list[Step],
         makes = tuple(range(first, len(sizes)))
         over = _over(value, makes, parts, mod) if makes and reads else ()
         steps.append(Step(needs, reads, makes, over))
-    for binding in block.bindings:
-        if not isinstance(binding.var, relax.DataflowVar):
+    for binding in bindings:
+        if not is_a(binding.var, relax.DataflowVar):
             for tensor in all_of(parts[binding.var]):
                 sizes[tensor] = 0  # it outlives the block
     return [_of_one_size(step, sizes) for step in steps], sizes
@@ -240,12 +242,13 @@ def _over(
     call: relax.Call, makes: Sequence[int], parts: Mapping[Any, Parts], mod: tvm.IRModule
 ) -> tuple[Pair, ...]:
     """What a kernel's call makes, and what it reads in the place of which that may be written."""
-    if not isinstance(call.args[1], relax.Tuple):
+    pairs = overwrites_of(mod, call.args[0])
+    if not pairs or not is_a(call.args[1], relax.Tuple):
         return ()
-    read = [all_of(parts_of(operand, parts)) for operand in call.args[1].fields]
+    read = [all_of(parts_of(operand, parts)) for operand in call.args[1].fields[:]]
     times = Counter(tensor for tensors in read for tensor in tensors)
     found = []
-    for result, operand in overwrites_of(mod, call.args[0]):
+    for result, operand in pairs:
         tensors = read[operand]
         tensor = next(iter(tensors), -1)
         if len(tensors) == 1 and times[tensor] == 1:

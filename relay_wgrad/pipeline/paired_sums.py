@@ -20,6 +20,7 @@ from ..graph.walk import variables_of
 from ..ir import bytes_of
 from ..keys import SCHEDULED
 from .inlining import inlined
+from .quick_schedule import QuickSchedule
 from .targets import llvm_target
 from .together import Together, has_sum
 
@@ -82,7 +83,7 @@ def paired(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
     """A kernel of two sums over the same axes, and of what they add up, with one block for both;
     None for another one."""
     try:
-        sch = s_tir.Schedule(func, error_render_level="none")
+        sch = QuickSchedule(func, error_render_level="none")
         inlined(sch, normalize_prim_func(sch) or [])
     except (s_tir.ScheduleError, tvm.error.InternalError, AssertionError, ValueError):
         return None

@@ -20,6 +20,8 @@ reads is until its weights' gradient, it is read again instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import tvm
@@ -81,133 +83,171 @@ class _Block:
 
     A binding's kernels are the bindings at whose place it will be computed: its own, if its result
     is stored, else those of its users.
+
+    Variables are numbers here, which are compared in a twentieth of the time: a binding's is its
+    place in the order that this finds, and behind those are the variables of others.
     """
 
     def __init__(
         self, block: Block, graph: Graph, patterns: dict[Any, int], views: set[Any]
     ) -> None:
-        self.patterns, self.views, self.graph = patterns, views, graph
-        bindings = block.bindings[:]
-        self.place = {binding.var: i for i, binding in enumerate(bindings)}
-        self.kinds = {b.var: self._kind_of(b.value) for b in bindings}
-        self.operands: dict[Any, list[relax.Var]] = {}
-        self.bindings = self._early(bindings)
-        self.index = {binding.var: i for i, binding in enumerate(self.bindings)}
-        self.users = [
-            sorted(self.index[u.var] for u in graph.users_of(b.var) if u.var in self.index)
-            for b in self.bindings
+        self.views, self.graph = views, graph
+        self.bindings = block.bindings[:]
+        self.count = len(self.bindings)
+        self.variables = [binding.var for binding in self.bindings]
+        numbers = {var: i for i, var in enumerate(self.variables)}
+
+        def number(var: relax.Var) -> int:
+            found = numbers.setdefault(var, len(self.variables))
+            if found == len(self.variables):
+                self.variables.append(var)
+            return found
+
+        self.values = [binding.value for binding in self.bindings]
+        self.kinds = [_kind_of(value, patterns) for value in self.values]
+        # Of a call of a kernel what it is given, -1 for what is no variable; else nothing.
+        self.given = [
+            [number(x) if is_a(x, relax.Var) else -1 for x in _given(value)]
+            for value in self.values
         ]
-        self.kernels: list[list[int]] = [[i] for i in range(len(self.bindings))]
+        used = [
+            set(map(number, variables_of(value))) if kind == _NOT_FUSED or -1 in given
+            else set(given)
+            for kind, given, value in zip(self.kinds, self.given, self.values, strict=True)
+        ]  # fmt: skip
+        self.users = _users(used, self.count)
+        self.place = list(range(self.count))  # of a binding, as the function has it
+        self.bytes = [tensor_bytes(var.ty) for var in self.variables]
+        self._order(used)
+        self.operands = [
+            [] if kind > SUM else [i for i in dict.fromkeys(given) if i >= 0]
+            for kind, given in zip(self.kinds, self.given, strict=True)
+        ]
+        self.kernels: list[list[int]] = [[i] for i in range(self.count)]
         self.reads: list[Any] = []
         for _ in range(2):  # what operands read is known once it is known which are recomputed
             self.reads = self._reads()
-            for i in reversed(range(len(self.bindings))):
+            for i in reversed(range(self.count)):
                 self.kernels[i] = self._kernels(i)
+
+    def _order(self, used: list[set[int]]) -> None:
+        """What halves its operand comes right after it, unless others keep that until its own
+        place, as of a slice that was put where what is joined ends (`joined`)."""
+        place = list(range(self.count))
+        for i in range(self.count):
+            if self.kinds[i] <= INJECTIVE and self._halves(i) and not self._is_kept(i, i):
+                place[i] = max((place[m] for m in used[i] if m < self.count), default=0)
+        order = sorted(range(self.count), key=lambda i: (place[i], i))
+        if order == self.place:
+            return
+        at = list(range(len(self.variables)))
+        for new, old in enumerate(order):
+            at[old] = new
+        of_bindings = self.bindings, self.values, self.kinds, self.given, self.users
+        tables: Sequence[list[Any]] = (*of_bindings, self.variables, self.bytes)
+        for table in tables:
+            table[: self.count] = [table[i] for i in order]
+        self.place = order
+        self.given = [[at[i] if i >= 0 else i for i in given] for given in self.given]
+        self.users = [sorted(at[i] for i in users) for users in self.users]
 
     def _reads(self) -> list[Any]:
         """Of each binding's call the stored tensors that it is made of, in a kernel of its own."""
         reads: list[Any] = []
-        for binding in self.bindings:
-            found: dict[relax.Var, None] = {}
-            for var in self._tensors(binding) if self._kind(binding) <= SUM else ():
-                at = self.index.get(var)
-                found |= {var: None} if at is None or self.kernels[at] == [at] else reads[at]
-            reads.append(
-                found if len(found) <= _MOST_READ else dict.fromkeys(self._tensors(binding))
-            )
+        for operands in self.operands:
+            found: dict[int, None] = {}
+            for i in operands:
+                found |= {i: None} if self._is_stored(i) else reads[i]
+            reads.append(found if len(found) <= _MOST_READ else dict.fromkeys(operands))
         return reads
 
+    def _is_stored(self, i: int) -> bool:
+        """Whether a tensor is there for who reads it: another's, or one that is not recomputed."""
+        return i >= self.count or self.kernels[i] == [i]
+
     def _kernels(self, i: int) -> list[int]:
-        binding, stored = self.bindings[i], [i]
-        if not isinstance(binding.var, relax.DataflowVar) or self._kind(binding) > INJECTIVE:
+        stored = [i]
+        if self.kinds[i] > INJECTIVE or not is_a(self.variables[i], relax.DataflowVar):
             return stored
-        if any(self._kind(self.bindings[user]) > SUM for user in self.users[i]):
+        users = self.users[i]
+        if any(self.kinds[user] > SUM for user in users):
             return stored
-        found = list(dict.fromkeys(k for user in self.users[i] for k in self.kernels[user]))
+        found = list(dict.fromkeys(k for user in users for k in self.kernels[user]))
         if len(found) == 1:
             far = found[0] - i > _NEAR
-            waits = far and _halves(binding.value) and not self._is_kept(binding, found[0])
+            waits = far and self._halves(i) and not self._is_kept(i, found[0])
             return stored if waits else found
-        if any(self.kernels[user] == [user] and self._is_view(user) for user in self.users[i]):
+        if any(self.kernels[user] == [user] and self._is_view(user) for user in users):
             return stored  # what is stored as a view of it is there with it
         return found if 1 < len(found) <= _MOST_COPIES and self._pays(i, found) else stored
 
     def _is_view(self, i: int) -> bool:
         """Whether a binding is a reshape, which is no kernel where its operand is stored."""
-        binding = self.bindings[i]
-        return self._kind(binding) <= INJECTIVE and binding.value.args[0] in self.views
+        return self.kinds[i] <= INJECTIVE and self.values[i].args[0] in self.views
 
-    def _early(self, bindings: list[Any]) -> list[Any]:
-        """What halves its operand comes right after it, unless others keep that until its own
-        place, as of a slice that was put where what is joined ends (`joined`)."""
-        index = {binding.var: i for i, binding in enumerate(bindings)}
-        place = list(range(len(bindings)))
-        for i, binding in enumerate(bindings):
-            if self._kind(binding) <= INJECTIVE and _halves(binding.value):
-                if self._is_kept(binding, i):
-                    continue
-                made = [index[v] for v in variables_of(binding.value) if v in index]
-                place[i] = max((place[m] for m in made), default=0)
-        return [bindings[i] for i in sorted(range(len(bindings)), key=lambda i: (place[i], i))]
-
-    def _is_kept(self, binding: Any, end: int) -> bool:
+    def _is_kept(self, i: int, end: int) -> bool:
         """Whether all operands of a call are parameters, or something else reads them about as late
         as at `end`."""
-        for var in self._tensors(binding):
-            made = self.graph.maker(var)
-            if made is None or var in self.graph.results:
+        for read in dict.fromkeys(self.given[i]):
+            if read < 0:
                 continue
-            users = [u for u in self.graph.users_of(var) if not u.var.same_as(binding.var)]
-            if all(self.place.get(user.var, -1) < end - _NEAR for user in users):
+            var = self.variables[read]
+            is_own = read < self.count
+            if not (is_own or self.graph.maker(var)) or var in self.graph.results:
+                continue
+            if is_own and is_a(var, relax.DataflowVar):
+                others = (self.place[user] for user in self.users[read] if user != i)
+            else:  # other blocks may read it too, from before this one, as it were
+                own = {self.variables[user]: self.place[user] for user in range(self.count)}
+                users = (u.var for u in self.graph.users_of(var))
+                others = (own.get(u, -1) for u in users if not u.same_as(self.variables[i]))
+            if all(place < end - _NEAR for place in others):
                 return False
         return True
 
-    def _kind(self, binding: Any) -> int:
-        return self.kinds[binding.var]
+    def _halves(self, i: int) -> bool:
+        """Whether a kernel's result is at most half as large as what it reads."""
+        result = self.bytes[i]
+        return result is not None and 2 * result <= self._total(
+            read for read in dict.fromkeys(self.given[i]) if read >= 0
+        )
 
-    def _tensors(self, binding: Any) -> list[relax.Var]:
-        """A kernel's operands, each once; none of another call."""
-        if binding.var not in self.operands:
-            call = binding.value
-            has_some = is_a(call, relax.Call) and len(call.args) > 1
-            self.operands[binding.var] = _tensors(call) if has_some else []
-        return self.operands[binding.var]
+    def _total(self, tensors: Iterable[int]) -> int:
+        """Bytes of those whose sizes are known."""
+        return sum(self.bytes[i] or 0 for i in tensors)
 
-    def _kind_of(self, call: Any) -> int:
-        if op_name(call) != "relax.call_tir" or not is_a(call.ty, relax.TensorType):
-            return _NOT_FUSED
-        args = call.args[:]
-        return self.patterns.get(args[0], _NOT_FUSED) if len(args) == 2 else _NOT_FUSED
+    def _elements(self, i: int) -> int | None:
+        """Of a binding's tensor of known sizes."""
+        size = self.bytes[i]
+        return None if size is None else size * 8 // _bits(str(self.variables[i].ty.dtype))
 
     def _pays(self, i: int, kernels: list[int]) -> bool:
-        call = self.bindings[i].value
-        result = tensor_bytes(call.ty)
-        operands = [tensor_bytes(var.ty) for var in self.reads[i]]
-        count = _elements(call.ty)
-        users = [_elements(self.bindings[u].value.ty) for u in self.users[i]]
-        if result is None or None in operands or count is None or None in users:
+        result, count = self.bytes[i], self._elements(i)
+        users = [self._elements(user) for user in self.users[i]]
+        if result is None or count is None or None in users:
+            return False
+        if any(self.bytes[read] is None for read in self.reads[i]):
             return False
         if any(size > 2 * count for size in users if size is not None):
             return False  # it is broadcast: computed for each element of a larger result
-        read, more = _total(operands), [self._read_only_for(i, kernel) for kernel in kernels]
+        read, more = self._total(self.reads[i]), [self._read_only_for(i, k) for k in kernels]
         far = more[kernels.index(max(kernels))] > _LARGER * result and max(kernels) - i > _NEAR
-        if far and not self._is_kept(self.bindings[i], max(kernels)):
+        if far and not self._is_kept(i, max(kernels)):
             return False
         return sum(more) <= read + (len(kernels) + 1) * result
 
     def _read_only_for(self, i: int, kernel: int) -> int:
         """Bytes that a kernel reads to compute binding `i` again, and for nothing else."""
-        others: set[relax.Var] = set()
+        others: set[int] = set()
         seen, left = {i, kernel}, [kernel]
         while left:
-            for var in self._tensors(self.bindings[left.pop()]):
-                at = self.index.get(var)
-                if at is None or self.kernels[at] == [at] != [i]:
-                    others.add(var)
+            for at in self.operands[left.pop()]:
+                if at >= self.count or (at != i and self.kernels[at] == [at]):
+                    others.add(at)
                 elif at not in seen and kernel in self.kernels[at]:
                     seen.add(at)
                     left.append(at)
-        return _total([tensor_bytes(var.ty) for var in self.reads[i] if var not in others])
+        return self._total(read for read in self.reads[i] if read not in others)
 
     def rewritten(self) -> list[relax.Binding] | None:
         """The bindings with a copy for each of a binding's kernels; None where each has one."""
@@ -218,51 +258,52 @@ class _Block:
         for i, binding in enumerate(self.bindings):
             several = len(self.kernels[i]) > 1
             for kernel in self.kernels[i] or [i]:
-                value = self._with_copies(binding.value, kernel, copies)
-                if not several and value.same_as(binding.value):
+                value = self._with_copies(i, kernel, copies)
+                if not several and value is self.values[i]:
                     bindings.append(binding)
                     continue
-                var = binding.var
+                var = self.variables[i]
                 if several:
                     var = relax.DataflowVar(var.name, var.ty)
                     copies[i, kernel] = var
                 bindings.append(relax.VarBinding(var, value, binding.span))
         return bindings
 
-    def _with_copies(self, value: Any, kernel: int, copies: dict[tuple[int, int], Any]) -> Any:
+    def _with_copies(self, i: int, kernel: int, copies: dict[tuple[int, int], Any]) -> Any:
         """The value as that kernel computes it: a call of kernels, whose operands are variables."""
-        given = value.args[:] if is_a(value, relax.Call) else []
-        if len(given) != 2 or not is_a(given[1], relax.Tuple):
+        value, given = self.values[i], self.given[i]
+        if not any((at, kernel) in copies for at in given):
             return value
-        fields = given[1].fields[:]
-        operands = [
-            copies.get((at, kernel), arg) if (at := self.index.get(arg)) is not None else arg
-            for arg in fields
-        ]
-        if all(a is b for a, b in zip(operands, fields, strict=True)):
-            return value
-        args = [given[0], relax.Tuple(operands)]
+        fields = value.args[1].fields[:]
+        operands = [copies.get((at, kernel), x) for at, x in zip(given, fields, strict=True)]
+        args = [value.args[0], relax.Tuple(operands)]
         call = relax.Call(value.op, args, value.attrs, value.ty_args, value.span)
         return with_type(call, value.ty)
 
 
-def _tensors(call: relax.Call) -> list[relax.Var]:
-    """A kernel's operands, each once."""
-    return [arg for arg in dict.fromkeys(call.args[1].fields[:]) if is_a(arg, relax.Var)]
+def _kind_of(value: Any, patterns: dict[Any, int]) -> int:
+    if op_name(value) != "relax.call_tir" or not is_a(value.ty, relax.TensorType):
+        return _NOT_FUSED
+    args = value.args[:]
+    return patterns.get(args[0], _NOT_FUSED) if len(args) == 2 else _NOT_FUSED
 
 
-def _halves(call: relax.Call) -> bool:
-    """Whether a kernel's result is at most half as large as what it reads."""
-    result = tensor_bytes(call.ty)
-    return result is not None and 2 * result <= _total([tensor_bytes(v.ty) for v in _tensors(call)])
+def _given(value: Any) -> list[Any]:
+    """What a call of two arguments, a kernel's, has in the tuple that is the second."""
+    args = value.args[:] if is_a(value, relax.Call) else []
+    return args[1].fields[:] if len(args) == 2 and is_a(args[1], relax.Tuple) else []
 
 
-def _elements(ty: relax.TensorType) -> int | None:
-    """Of a tensor of known sizes."""
-    size = tensor_bytes(ty)
-    return None if size is None else size * 8 // int(DataType(str(ty.dtype)).bits)
+def _users(used: list[set[int]], count: int) -> list[list[int]]:
+    """Of each of so many bindings those that use it, in order."""
+    users: list[list[int]] = [[] for _ in range(count)]
+    for i, variables in enumerate(used):
+        for var in variables:
+            if var < count:
+                users[var].append(i)
+    return users
 
 
-def _total(sizes: list[int | None]) -> int:
-    """Of the sizes that are known."""
-    return sum(size for size in sizes if size is not None)
+@cache
+def _bits(dtype: str) -> int:
+    return int(DataType(dtype).bits)

@@ -55,7 +55,7 @@ class _Writer:
         """The block's bindings, those that compare sizes as early as they may be."""
         calls: list[relax.Binding] = []
         rest: list[relax.Binding] = []
-        for binding in block.bindings:
+        for binding in block.bindings[:]:
             (calls if self._compares(binding.value) else rest).append(binding)
         made: dict[Any, int] = {}  # a variable -> the binding that says what it is
         for i, binding in enumerate(rest):
@@ -120,7 +120,7 @@ def _sizes(ty: Any) -> Iterator[Any]:
         for field in ty.fields:
             yield from _sizes(field)
     elif isinstance(shape := getattr(ty, "shape", None), relax.ShapeExpr):
-        yield from shape.values
+        yield from shape.values[:]
 
 
 def _variables(ty: Any) -> set[Any]:

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 
 from .. import keys
-from ..graph.rebuild import bound, rebuilt, with_first, with_type
+from ..graph.rebuild import bound, rebuilt, unused_name, with_first, with_type
 from ..graph.walk import Block, bindings_of, functions_in, result_of, variables_of
 from ..ir import op_name
 
@@ -82,12 +82,14 @@ class LetGo:
         }
         if not called:
             return mod
-        bb = relax.BlockBuilder(mod.clone())
-        nothing = bb.add_func(_giving_nothing(), _NOTHING)
-        out = bb.get()
+        # Not by a module's builder, which compares a function that it adds with all others.
+        out, made = mod.clone(), _giving_nothing()
+        taken = {str(var.name_hint) for var in mod.get_global_vars()}
+        nothing = with_type(tvm.ir.GlobalVar(unused_name(_NOTHING, taken)), made.ty)
+        out[nothing] = made
         for var, func in called.items():
-            made = _with_context(_INVOKE, [nothing], out[nothing].ret_ty)
-            binding = relax.VarBinding(relax.Var(_NOTHING, made.ty), made)
+            call = _with_context(_INVOKE, [nothing], made.ret_ty)
+            binding = relax.VarBinding(relax.Var(_NOTHING, call.ty), call)
             out[var] = with_first(func, [binding])
         return out
 

@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.s_tir import SBlock
 from tvm_ffi import structural_walk
 
-from ..graph.rebuild import Writer, function_of, rebuilt, with_type
+from ..graph.rebuild import Writer, function_of, rebuilt, unused_name, with_type
 from ..graph.walk import Block, functions_in
 from ..ir import is_a, op_name
 from ..keys import PRIMITIVE, SYMBOL
@@ -136,7 +136,7 @@ class Together:
         total = writer.emit("total", _call(second, fields))
         result = writer.output("both", relax.Tuple([made, total]))
         block = relax.DataflowBlock(writer.bindings)
-        name = self._name(str(first.args[0].name_hint))
+        name = unused_name(f"{first.args[0].name_hint}{self.suffix}", self.names)
         var = tvm.ir.GlobalVar(name)
         func = function_of(params, block, result, {PRIMITIVE: 1})
         caller = _caller(with_type(var, func.ty), params, result.ty)
@@ -148,12 +148,6 @@ class Together:
             return None
         self.names.add(name)
         return with_type(tvm.ir.GlobalVar(name), kernel.ty), kernel
-
-    def _name(self, first: str) -> str:
-        name = f"{first}{self.suffix}"
-        while name in self.names:
-            name += "_"
-        return name
 
 
 def has_sum(func: tirx.PrimFunc) -> bool:

@@ -46,7 +46,7 @@ def _unread(func: tirx.PrimFunc, place: int) -> list[int]:
     One whose sizes are variables stays: it tells the kernel what they are.
     """
     seen = set(tirx.analysis.undefined_vars(func.body))
-    params = list(func.params)[:place]
+    params = func.params[:place]
     return [
         i for i, param in enumerate(params)
         if hasattr(param, "shape") and lengths_are_known(param.shape) and param not in seen
@@ -58,7 +58,7 @@ def _without(
 ) -> list[relax.Binding]:
     """A block's bindings, in which those kernels' calls give what they read."""
     rows = []
-    for binding in block.bindings:
+    for binding in block.bindings[:]:
         value = binding.value
         if op_name(value) != "relax.call_tir" or value.args[0] not in new:
             rows.append(binding)
