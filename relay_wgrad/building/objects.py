@@ -20,9 +20,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import s_tir, tirx
@@ -206,6 +206,13 @@ class _Work:
         return Object(symbols, list(seconds), needs, key, content, seconds)
 
 
+class _Named(NamedTuple):
+    """A kernel under a name that all have, and its hash."""
+
+    number: int
+    function: tirx.PrimFunc
+
+
 class Ahead:
     """Kernels that are as they will be, compiled while passes go over the rest of their program.
 
@@ -213,19 +220,32 @@ class Ahead:
     for it.
     """
 
-    def __init__(
-        self, kernels: Mapping[GlobalVar, tirx.PrimFunc], target: Target, kept: DiskCache
-    ) -> None:
-        """kernels : of which each knows its arguments, and calls no other."""
-        self._work, others = _Work(target, kept), len(usable_cores()) - 1
-        self._pool = ThreadPoolExecutor(max(1, others))
+    def __init__(self, target: Target, kept: DiskCache) -> None:
+        self._work, self._others = _Work(target, kept), len(usable_cores()) - 1
+        self._pool = ThreadPoolExecutor(max(1, self._others))
+        self._given: set[int] = set()  # hashes of kernels
+        self._waiting: list[_Named] = []
         self._units: dict[int, tuple[tirx.PrimFunc, _Unit]] = {}
-        items = [(str(var.name_hint), function) for var, function in kernels.items()]
-        parts = [items[i : i + _AHEAD] for i in range(0, len(items), _AHEAD)] if others else []
-        self._parts = [self._pool.submit(self._made, part) for part in parts]
+        self._parts: list[Future[list[Object]]] = []
 
     def __enter__(self) -> Ahead:
         return self
+
+    def begin(self, function: tirx.PrimFunc) -> None:
+        """Some kernel, which knows its arguments and calls no other: when there are a few."""
+        named = function.with_attr(SYMBOL, "kernel")
+        number = structural_hash(named)
+        if self._others and number not in self._given:
+            self._given.add(number)
+            self._waiting.append(_Named(number, named))
+        if len(self._waiting) == _AHEAD:
+            self.begin_rest()
+
+    def begin_rest(self) -> None:
+        """What waits for others."""
+        if self._waiting:
+            self._parts.append(self._pool.submit(self._made, self._waiting))
+        self._waiting = []
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -249,12 +269,11 @@ class Ahead:
         """Of all kernels that were begun, of whatever becomes of them: their objects call these."""
         return [part for _, unit in self._units.values() for part in unit.parts]
 
-    def _made(self, part: Sequence[tuple[str, tirx.PrimFunc]]) -> list[Object]:
+    def _made(self, part: Sequence[_Named]) -> list[Object]:
         units = []
-        for name, function in part:
-            units.append(self._work.alone(name, function, checks=False))
-            named = function.with_attr(SYMBOL, "kernel")
-            self._units[structural_hash(named)] = named, units[-1]
+        for number, function in part:
+            units.append(self._work.alone(f"kernel_{number}", function, checks=False))
+            self._units[number] = function, units[-1]
         found, rest = _kept(_distinct(units), self._work.kept)
         return [*found, self._work.made(rest)] if rest else found
 

@@ -16,6 +16,7 @@ from tvm.relax import vm_build
 from tvm.support import cc, tar
 from tvm.target import Target
 
+from ..garbage import older_objects_stay
 from ..keys import SYMBOL
 from ..output import working_folder
 from .arguments import with_looks
@@ -84,7 +85,7 @@ def build(
     Without a loader of objects, and for a module with parts that other code generators made, the
     executable is TVM's, and there are no objects.
     """
-    with target:
+    with target, older_objects_stay():
         module = pipeline(module)
     attrs = dict(module.attrs) if module.attrs else {}
     if not loads() or attrs.get("external_mods"):

@@ -20,6 +20,7 @@ from ..building.objects import Ahead, symbols_of
 from ..building.program import build
 from ..building.programs import key_of_program
 from ..facts import Lowered, chain_link, lowered_convolutions
+from ..garbage import older_objects_stay
 from ..graph.walk import functions_in
 from ..keys import SCHEDULED
 from ..pipeline.chains import SUFFIX
@@ -100,23 +101,28 @@ def compile_module(
         progress(LOADING)
         return found
     progress("generating kernels")
-    with target:
-        mod = legalize_ops()(mod)
-    convolutions = [
-        found for name in _chain(mod, function) for found in lowered_convolutions(mod, name)
-    ]  # fmt: skip
-    legalized = time.perf_counter()
-    progress("compiling")
-    with planned_memory() as plan:
+    with older_objects_stay(), planned_memory() as plan, Ahead(target, kept) as ahead:
+
+        def begin(kernel: tirx.PrimFunc) -> None:
+            if is_cpu and _is_finished(kernel):
+                ahead.begin(kernel)
+
+        with target:
+            mod = legalize_ops(begin)(mod)
+        convolutions = [
+            found for name in _chain(mod, function) for found in lowered_convolutions(mod, name)
+        ]  # fmt: skip
+        legalized = time.perf_counter()
         if is_cpu:  # upstream's pipeline leaves on one core what is no convolution
-            with Ahead(_finished(mod), target, kept) as ahead:
-                executable, code, made = build(
-                    mod, target, cpu_pipeline(), kept,
-                    lambda *told: progress(
-                        "compiling: kernel {} of {}, {} from the cache".format(*told)
-                    ), ahead,
-                )  # fmt: skip
+            ahead.begin_rest()
+            executable, code, made = build(
+                mod, target, cpu_pipeline(progress), kept,
+                lambda *told: progress(
+                    "compiling: kernel {} of {}, {} from the cache".format(*told)
+                ), ahead,
+            )  # fmt: skip
         else:
+            progress("compiling")
             executable, code, made = tvm.compile(mod, target, relax_pipeline="default"), b"", []
     planned = plan.bytes.get(function, 0)
     symbols = symbols_of(made)
@@ -157,13 +163,11 @@ def loaded(kept: DiskCache, key: str) -> Compiled | None:
     )  # fmt: skip
 
 
-def _finished(mod: tvm.IRModule) -> dict[Any, tirx.PrimFunc]:
-    """Kernels that no pass changes any more, of sizes that are known: convolutions'."""
-    return {
-        var: func for var, func in mod.functions_items()
-        if isinstance(func, tirx.PrimFunc) and SCHEDULED in (func.attrs or {})
-        and all(hasattr(p, "shape") and lengths_are_known(p.shape) for p in func.params)
-    }  # fmt: skip
+def _is_finished(kernel: tirx.PrimFunc) -> bool:
+    """Whether no pass changes a kernel any more, and its sizes are known: a convolution's."""
+    return SCHEDULED in (kernel.attrs or {}) and all(
+        hasattr(p, "shape") and lengths_are_known(p.shape) for p in kernel.params
+    )
 
 
 def _chain(mod: tvm.IRModule, function: str) -> list[str]:

@@ -150,6 +150,15 @@ def var(name: str) -> tvm.ir.GlobalVar:
     return tvm.ir.GlobalVar(name)
 
 
+def ahead_with(*begun: tirx.PrimFunc, cache: DiskCache) -> objects.Ahead:
+    """All of these, begun."""
+    ahead = objects.Ahead(FAST, cache)
+    for function in begun:
+        ahead.begin(function)
+    ahead.begin_rest()
+    return ahead
+
+
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is somebody to work ahead."""
@@ -160,9 +169,9 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_begun_ahead_is_taken(compiled: list[str], tmp_path: Path) -> None:
     """Under another name too; what nobody wants is in the way of nothing."""
     cache = kept(tmp_path)
-    begun = {var("a"): scaled("a", "x", 2.0), var("lost"): scaled("lost", "x", 5.0)}
+    begun = [scaled("a", "x", 2.0), scaled("lost", "x", 5.0), scaled("same", "x", 2.0)]
     wanted = {var("b"): scaled("b", "y", 2.0), var("c"): scaled("c", "x", 3.0)}
-    with objects.Ahead(begun, FAST, cache) as ahead:
+    with ahead_with(*begun, cache=cache) as ahead:
         ahead.wait()
         assert len(compiled) == 2
         made = objects.objects(wanted, FAST, cache, lambda *_: None, {"b", "c"}, ahead)
@@ -171,7 +180,7 @@ def test_what_was_begun_ahead_is_taken(compiled: list[str], tmp_path: Path) -> N
     assert set(symbols) == {"b", "c"}
     assert all(each.seconds[symbol] > 0 for each in made for symbol in each.symbols.values())
     compiled.clear()
-    with objects.Ahead(begun, FAST, cache) as ahead:
+    with ahead_with(*begun, cache=cache) as ahead:
         again = objects.objects(wanted, FAST, cache, lambda *_: None, {"b", "c"}, ahead)
     assert compiled == []
     assert objects.symbols_of(again) == symbols
@@ -187,7 +196,7 @@ def test_what_was_kept_with_others_is_taken_once(
     both = {var("a"): scaled("a", "x", 2.0), var("b"): scaled("b", "x", 3.0)}
     first = objects.objects(both, FAST, cache, lambda *_: None, {"a", "b"})
     wanted = both | {var("c"): scaled("c", "x", 4.0)}
-    with objects.Ahead({var("a"): scaled("a", "x", 2.0)}, FAST, cache) as ahead:
+    with ahead_with(scaled("a", "x", 2.0), cache=cache) as ahead:
         ahead.wait()
         made = objects.objects(wanted, FAST, cache, lambda *_: None, {"a", "b", "c"}, ahead)
     defined = [symbol for each in made for symbol in each.defined]
@@ -204,7 +213,20 @@ def test_what_fails_ahead_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(objects, "lowered", refused)
     begun = {var("a"): scaled("a", "x", 2.0)}
-    with objects.Ahead(begun, FAST, kept(tmp_path)) as ahead:
+    with ahead_with(*begun.values(), cache=kept(tmp_path)) as ahead:
         ahead.wait()
         with pytest.raises(tvm.error.InternalError, match="no kernel"):
             objects.objects(begun, FAST, kept(tmp_path), lambda *_: None, {"a"}, ahead)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_few_begin_before_the_rest_is_there(compiled: list[str], tmp_path: Path) -> None:
+    few = [scaled("a", "x", float(factor)) for factor in range(2, 2 + objects._AHEAD)]
+    with objects.Ahead(FAST, kept(tmp_path)) as ahead:
+        for function in few[:-1]:
+            ahead.begin(function)
+        ahead.wait()
+        assert compiled == []
+        ahead.begin(few[-1])
+        ahead.wait()
+        assert len(compiled) == len(few)

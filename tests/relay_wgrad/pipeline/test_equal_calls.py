@@ -110,3 +110,11 @@ def test_a_rule_that_writes_several_kernels_is_asked_of_each_call() -> None:
 def test_our_pipelines_legalize_so() -> None:
     mod = legalize_ops()(module(repeated, *SHAPES))
     assert tvm_ffi.structural_equal(legalize_ops()(mod), mod)
+
+
+def test_each_kernel_is_told_of_when_it_is_there() -> None:
+    told: list[tirx.PrimFunc] = []
+    mod = legalize_ops(told.append)(module(repeated, *SHAPES))
+    kernels = [func for _, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)]
+    assert kernels
+    assert all(any(tvm_ffi.structural_equal(k, one) for one in told) for k in kernels)
