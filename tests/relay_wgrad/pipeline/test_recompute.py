@@ -318,3 +318,38 @@ def test_half_of_what_is_kept_until_there_is_taken_there(kept: bool) -> None:
     calls = [b.value for b in block.bindings if isinstance(b.value, relax.Call)]
     names = [str(call.args[0].name_hint) for call in calls if call.args]
     assert (names.index("strided_slice") > late) == kept
+
+
+def test_what_stands_where_a_mask_goes_past_it() -> None:
+    """The mask comes right after what it is of, before a difference that two sums recompute."""
+
+    def program(
+        bb: relax.BlockBuilder, x: relax.Var, y: relax.Var, r: relax.Var
+    ) -> list[relax.Expr]:
+        a = bb.emit(R.nn.softmax(x))
+        early = bb.emit(R.nn.softmax(a))
+        between = bb.emit(R.subtract(x, y))
+        for _ in range(80):
+            r = bb.emit(R.tanh(r))
+        low = bb.emit(R.less(a, R.const(0.05, "float32")))
+        values = R.where(low, r, y), R.exp(between), R.tanh(between), early
+        return [each for value in values for each in sums(value)]
+
+    made = fused(module(program, 2))
+    assert stored(made) == 2  # both of softmax
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(SHAPE).astype("float32") for _ in range(2))
+    r = rng.standard_normal(ROW).astype("float32")
+    a = _softmax(x.astype("float64"))
+    late = r.astype("float64")
+    for _ in range(80):
+        late = np.tanh(late)
+    difference = x.astype("float64") - y
+    values = np.where(a < 0.05, late, y), np.exp(difference), np.tanh(difference), _softmax(a)
+    for got, value in zip(outputs(made, [x, y, r]), values, strict=True):
+        np.testing.assert_allclose(got, value.sum((0, 1, 2)), rtol=1e-4, atol=1e-4)
+
+
+def _softmax(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    powers: np.ndarray[Any, Any] = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
