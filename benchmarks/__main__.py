@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, dict[str, str]] = {
     },
     "cpu": {
         "convolutions": "cpu_convolutions",
+        "tasks": "cpu_tasks",
         "step": "cpu_step",
         "digits": "digits_curves",
         "first": "cpu_compile",
