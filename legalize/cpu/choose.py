@@ -22,6 +22,7 @@ from .wgrad import outside as wgrad_outside
 from .wgrad import packed, unpacked
 from .winograd import algorithm, weights
 from .winograd import kernels as winograd_kernels
+from .winograd import wgrad as winograd_wgrad
 
 Applies = Callable[[ConvProblem, Machine], bool]
 
@@ -53,6 +54,10 @@ def _winograd(problem: ConvProblem, m: Machine) -> bool:
 
 def _winograd_wgrad(problem: ConvProblem, m: Machine) -> bool:
     return problem.kind is ConvKind.WGRAD and _winograd(problem, m)
+
+
+def _winograd_tasks(problem: ConvProblem, m: Machine) -> bool:
+    return _winograd_wgrad(problem, m) and winograd_wgrad.pays(problem, m)
 
 
 def _weights(problem: ConvProblem, m: Machine) -> bool:
@@ -105,6 +110,10 @@ RULES = (
     Rule(
         "depthwise", "one channel per group: channels fill the vectors",
         lambda problem, m: bool(problem.is_depthwise), depthwise_kernels.write_rows,
+    ),
+    Rule(
+        "Winograd wgrad in tasks", "3x3 of stride 1, few weights: each task transforms its own"
+        " tiles, and has its own sums", _winograd_tasks, winograd_wgrad.write,
     ),
     Rule(
         "Winograd wgrad", "3x3 of stride 1 with enough channels: 36 products for 144",

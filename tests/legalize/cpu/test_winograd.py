@@ -16,6 +16,7 @@ from legalize.cpu.machine import WINOGRAD, machine
 from legalize.cpu.winograd import algorithm as winograd
 from legalize.cpu.winograd import kernels as winograd_kernels
 from legalize.cpu.winograd import weights as winograd_weights
+from legalize.cpu.winograd import wgrad as winograd_wgrad
 from relay_wgrad.building.disk_cache import DiskCache
 from relay_wgrad.building.program import compiled_functions
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -152,11 +153,15 @@ def test_many_chunks(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> N
     assert run(problem) <= tolerance(problem) + ERROR
 
 
-def test_even_tasks_for_many_cores() -> None:
+MANY_CORES = Target(
+    {"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 16, "keys": ["cpu", WINOGRAD]}
+)
+
+
+def test_even_tasks_for_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 channels are two blocks of four slices: less than 16 cores, so slices are halved."""
-    target = Target({
-        "kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 16, "keys": ["cpu", "winograd"],
-    })  # fmt: skip
+    target = MANY_CORES
+    monkeypatch.setattr(winograd_wgrad, "pays", lambda problem, m: False)
     problem = ConvProblem.parse("wgrad n=8 c=64 h=28 w=28 k=64 r=3 s=3 pad=1,1,1,1")
     lanes = machine(target).lanes("float32")
     tasks = 64 * 64 // lanes // (2 * lanes) * 2
@@ -186,6 +191,58 @@ def test_weights_transformed_in_tasks(
     monkeypatch.setattr(winograd_weights, "pays", lambda problem, m: True)
     problem = ConvProblem.parse(f"{kind.value} r=3 s=3 {line}")
     assert run(problem) <= tolerance(problem) + ERROR
+
+
+@pytest.mark.share(4)
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("cores", [1, 3, 16])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n=1 c=1 h=1 w=1 k=1 pad=1,1,1,1",
+        "n=2 c=16 h=1 w=7 k=16 pad=1,1,1,1",
+        "n=3 c=40 h=30 w=21 k=80 pad=0,2,1,0 layout=NHWC/HWIO/NHWC",
+        "n=5 c=64 h=14 w=14 k=64 pad=1,1,1,1 layout=NHWC/OHWI/NHWC",
+        "n=6 c=50 h=19 w=33 k=37 pad=1,1,1,1",
+        "n=2 c=24 h=6 w=6 k=40 pad=4,3,5,6 dtype=f16/f32/bf16",
+        "n=2 c=128 h=28 w=28 k=256 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
+    ],
+)
+def test_wgrad_in_tasks(line: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that are a part's only one and that are not, the last of fewer tiles; chunks of
+    filters and of channels that are not full; images that are copied some at a time."""
+    monkeypatch.setattr(winograd_wgrad, "pays", lambda problem, m: problem.rank == 2)
+    target = cpu.host_target(cores, allow_winograd=True)
+    problem = ConvProblem.parse(f"wgrad r=3 s=3 {line}")
+    assert cpu.kernel(problem, target).name == "Winograd wgrad in tasks"
+    assert run(problem, target) <= tolerance(problem) + ERROR
+
+
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("n=8 c=64 h=56 w=56 k=64", (False, True, True)),
+        ("n=8 c=128 h=28 w=28 k=128", (False, False, True)),
+        ("n=8 c=512 h=7 w=7 k=512", (False, False, False)),
+    ],
+)
+def test_tasks_of_their_own_are_for_many_cores(line: str, taken: tuple[bool, ...]) -> None:
+    """And for few weights: each chunk of them transforms tiles again."""
+    problem = ConvProblem.parse(f"wgrad {line} r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC")
+    m = replace(machine(MANY_CORES), l2_bytes=2 << 20)
+    found = tuple(winograd_wgrad.pays(problem, replace(m, cores=cores)) for cores in (1, 2, 16))
+    assert found == taken
+
+
+def test_cuts_of_tasks_are_even_and_held() -> None:
+    """64 channels on 16 cores: all weights and a sixteenth of the tiles each."""
+    m = replace(machine(MANY_CORES), l2_bytes=2 << 20)
+    problem = ConvProblem.parse("wgrad n=8 c=64 h=56 w=56 k=64 r=3 s=3 pad=1,1,1,1")
+    size = winograd_wgrad.Sizes.of(problem, m, problem.n)
+    found = list(winograd_wgrad.cuts(size, m))
+    assert all(cut.held(size) <= m.l2_bytes for cut in found)
+    best = min(found, key=lambda cut: cut.cycles(size, m))
+    assert (best.splits, best.blocks, best.slices) == (16, size.blocks, size.slices)
 
 
 @pytest.mark.parametrize("feature", ["+avx2", "+avx512f"])
