@@ -42,6 +42,7 @@ _PIXELS, _COLUMNS = 28, 7
 # Where a vector is a line: taps of which the other form has registers for all at once, and level-2
 # caches from which on tensors come from far away.  Measured.
 _FEW_TAPS, _CACHES = 9, 4
+_TASK = 0.5  # what it takes to begin a task, in lines of a unit; rough
 
 
 def pays(problem: ConvProblem, m: Machine) -> bool:
@@ -142,8 +143,18 @@ class Lines:
         self.groups = min(ceildiv(4 * sums, m.l1_bytes), self.lines)
 
     def splits(self, images: Expr, cores: int) -> int:
-        """Parts of the sum, for even work on all cores."""
-        return splits_for(self.groups, cores, images * self.units_per_image)
+        """Parts of the sum, for even work on all cores; where pixels are too few for as many, tasks
+        have fewer channels."""
+        units = images * self.units_per_image
+        if isinstance(units, int):
+
+            def work(groups: int) -> float:  # of the core that has most to do
+                parts = splits_for(groups, cores, units)
+                each = ceildiv(self.lines, groups) + _TASK
+                return ceildiv(groups * parts, cores) * ceildiv(units, parts) * each
+
+            self.groups = min(range(self.groups, self.lines + 1), key=work)
+        return splits_for(self.groups, cores, units)
 
     def write(self, batch: Batch, parts: Expr, splits: int) -> None:
         lanes = self.lanes

@@ -13,6 +13,7 @@ from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
+from ...quotient import share
 from ..emitters.axes import Axis
 from ..emitters.loops import (
     Expr,
@@ -38,6 +39,8 @@ from .register_sums import Sums
 # How much more than the level-2 caches is what comes from memory: only that is worth asking for
 # where vectors share cache lines.  Measured.
 FAR = 18
+# Parts of a row's vectors at most; and what it takes to begin one, in vectors.  Rough.
+_MOST_PARTS, _TASK = 16, 0.5
 # Phases of dgrad that are written out one by one, with all that is known of their taps.
 _UNROLLED = 4
 
@@ -104,14 +107,16 @@ def _affine(
     written = math.prod(problem.shape(result)) * DTYPE_BYTES[problem.dtype(result)]
     ask_written = shared and _from_memory(problem, m, 2 * written)  # what is stored is read first
     tile = Tile(1, ceildiv(columns.count, ceildiv(columns.count, most)), 1, lanes)
-    # A task is a row of results: finding its place takes as long as some multiplications.
+    # A task is a row of results, or some of its vectors: finding its place takes as long as some
+    # multiplications.
     wide_tiles, chunks = ceildiv(columns.count, tile.columns), panels.block // lanes
     sharing = max(1, m.line_bytes // m.vector_bytes)  # vectors of a line
+    parts = _parts_of_row(batch.images * rows.count * outs, chunks, m.cores)
     with (
         batch.each() as (_, images, (x, y)),
-        parallel(images, rows.count, outs) as (n, a, filter_),
+        parallel(images, rows.count, outs, parts) as (n, a, filter_, part),
         serial(wide_tiles) as b,
-        serial(chunks) as chunk,
+        serial(*share(part, chunks, parts)[::-1]) as chunk,
     ):
         tile_number, b = b, bind(b * tile.columns)
 
@@ -185,6 +190,18 @@ def _affine(
         else:
             with serial(count) as phase:
                 tiles(digits(phase, (rows.phases, columns.phases)))
+
+
+def _parts_of_row(rows: Expr, chunks: int, cores: int) -> int:
+    """Parts of the vectors of a row's pixels: one, unless more of them are even work for cores that
+    rows are not."""
+    if not isinstance(rows, int):
+        return 1
+
+    def vectors(parts: int) -> float:  # of the core that has most to do
+        return ceildiv(rows * parts, cores) * (ceildiv(chunks, parts) + _TASK)
+
+    return min(range(1, min(chunks, _MOST_PARTS) + 1), key=vectors)
 
 
 def _may_miss(axis: Axis, i: int, wide: int, column: Expr) -> Expr:

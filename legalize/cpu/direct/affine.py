@@ -6,6 +6,7 @@ and input channels; positions off the image are zeros of the operand's border.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
@@ -13,7 +14,14 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 from ..emitters.axes import Axis
 from ..emitters.memory import NO_BORDER, Memory
 from ..emitters.slabs import Slabs
-from ..emitters.tiles import Tile, cache_sets_conflict, channel_block, pixel_tile, row_tile
+from ..emitters.tiles import (
+    Tile,
+    cache_sets_conflict,
+    channel_block,
+    even_tile,
+    pixel_tile,
+    row_tile,
+)
 from ..machine import Machine
 from .blocked import Blocked
 from .core import Core
@@ -50,6 +58,20 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         m, pixel_tile(m, vectors, 1, axes[1].count)[1], step
     ):
         vectors, lanes = channel_block(m, memory.accum, channels, wide=True)
+    # A tile of a vector has many pixels, which each block reads again: 5 or 7 vectors of channels
+    # are better filled up where these pixels do not stay in a level-1 cache.
+    row = axes[-2].count * axes[-1].count
+    held = pixel_tile(m, 1, 1, row)[1] * reduced * bytes_
+    if pointwise and vectors == 1 and not m.has_few_registers and held > m.l1_bytes // 2:
+        vectors, lanes = channel_block(m, memory.accum, channels, wide=True, least=2)
+    columns = None
+    plain = pointwise and problem.strides == (1, 1) and problem.padding == NO_BORDER
+    if plain and problem.is_static and groups == 1 and not m.has_few_registers:
+        pixels = out[0] * math.prod(out[2:])
+        given = vectors, pixel_tile(m, vectors, 1, pixels)[1]
+        chosen = even_tile(m, memory.accum, channels, pixels, reduced, given, step)
+        if chosen != given and channels >= lanes:
+            vectors, columns = chosen
     block = vectors * lanes
     (top, bottom), (left, right) = (axis.border() for axis in axes)
     blocked = m.has_few_registers and lanes == m.lanes(memory.accum)
@@ -61,9 +83,8 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         memory.operand(operand, groups, reduced, border=(top, left, bottom, right), deep=deep),
         memory.result(groups, channels),
     ]
-    plain = problem.strides == (1, 1) and problem.padding == NO_BORDER
     bands = None
-    if not blocked and not (pointwise and plain):
+    if not blocked and not plain:
         of_band = (1 if depth else problem.n) * groups * panels.blocks
         tile = _tile(m, axes, vectors, lanes)
         bands = stage(memory, tensors[1], axes, tile, of_band, m.cores)
@@ -77,7 +98,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         batch = memory.batch(*tensors)
     *_, height, width = out
     merged = streams = False
-    if batch and pointwise and plain:
+    if batch and plain:
         # 1 x 1 convolutions are matrix products: the pixels of an image are one row, and if the
         # batch is known and images follow each other, so are those of all images.
         images = batch.images if problem.is_static else problem.n
@@ -93,9 +114,8 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         with batch.each() as (_, count, (x, y)):
             core.write(x, y, weight, panels, 1 if merged else count)
         return
-    own = Core(
-        problem, m, memory.accum, axes, _tile(m, axes, vectors, lanes), streams, depth, bands
-    )
+    tile = _tile(m, axes, vectors, lanes, columns if merged else None)
+    own = Core(problem, m, memory.accum, axes, tile, streams, depth, bands)
     if slabs:
         with slabs.each() as (planes, (x, y), lines):
             own.write(x, y, weight, panels, 1, planes, lines)
@@ -105,8 +125,11 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         own.write(x, y, weight, panels, 1 if merged else count)
 
 
-def _tile(m: Machine, axes: list[Axis], vectors: int, lanes: int) -> Tile:
-    rows, columns = pixel_tile(m, vectors, axes[0].count, axes[1].count)
+def _tile(
+    m: Machine, axes: list[Axis], vectors: int, lanes: int, columns: int | None = None
+) -> Tile:
+    rows, wide = pixel_tile(m, vectors, axes[0].count, axes[1].count)
+    columns = columns or wide
     if axes[0].phases == 1 and axes[0].rows_of_taps(1) < _FEWER * axes[0].rows_of_taps(rows):
         rows = 1  # taps off the image are left out where they miss all rows of a tile
     return Tile(rows, columns, vectors, lanes)

@@ -10,6 +10,10 @@ from ..machine import Machine
 from .axes import Axis
 from .loops import Expr, conjunction, when
 
+# In multiply-adds: a load, and the time until a sum may be added to again.  Cycles of a tile beyond
+# its products; and the share of the cycles that another tile must come below.
+_LOAD, _LATENCY, _TILE, _FEWER = 1.1, 8, 60, 0.9
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -62,6 +66,35 @@ def pixel_tile(m: Machine, vectors: int, rows: int, columns: int) -> tuple[int, 
     wide = -(-columns // tiles)
     high = min(most // wide, rows)
     return (high if columns == wide else 1), wide
+
+
+def even_tile(
+    m: Machine, dtype: str, channels: int, pixels: int, reduced: int, given: tuple[int, int],
+    step_bytes: int,
+) -> tuple[int, int]:  # fmt: skip
+    """(vectors, pixels) of a product's register tile: the `given` ones, unless their tiles are so
+    few that some cores have more than others, and another size is less work for these.
+
+    step_bytes : from a pixel to the next.
+    """
+    lanes = m.lanes(dtype)
+
+    def cycles(tile: tuple[int, int]) -> float:  # of the core that has most to do
+        vectors, columns = tile
+        tasks = -(-pixels // columns) * -(-channels // (vectors * lanes))
+        step = max(vectors * columns, _LOAD * (vectors + columns), _LATENCY)
+        return -(-tasks // m.cores) * (reduced * step / 2 + _TILE)
+
+    found = min(
+        (
+            (vectors, columns)
+            for vectors in (4, 3, 2, 1)
+            for columns in range(min(tile_rows(m, vectors), 16, pixels), 0, -1)
+            if not cache_sets_conflict(m, columns, step_bytes)
+        ),
+        key=cycles, default=given,
+    )  # fmt: skip
+    return found if cycles(found) < _FEWER * cycles(given) else given
 
 
 def row_tile(m: Machine, vectors: int, lanes: int) -> Tile:

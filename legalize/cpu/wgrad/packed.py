@@ -56,8 +56,8 @@ from ..emitters.partial_sums import parts_of
 from ..emitters.tiles import channel_block, heights, tile_rows
 from ..machine import Machine
 from .panels import Packing, Panel, Run, Unit, unit_of
-from .pixels import cut
-from .work_split import Work, best_split
+from .pixels import Pixels, cut
+from .work_split import Work, WorkSplit, best_split
 
 LEAST_CHANNELS = 24  # of a group: with 16, packing costs a little more than it gains
 
@@ -191,28 +191,14 @@ class Core:
         self.channels = problem.c // problem.groups
         self.height = _height(m, vectors, self.channels)
         bytes_ = DTYPE_BYTES[accum]
-        # A block's panel of the gradient takes half of a level-1 cache.
+        # A block's panel of the gradient takes half of a level-1 cache, or less for even work.
         target = m.l1_bytes // 2 // (self.block * bytes_)
-        self.pixels = cut(problem, batch, target)
-        most = self.pixels.images * self.pixels.rows * self.pixels.q
-        # An odd number of lines, so that panels do not compete for a few sets of a cache.
-        line = self.line
-        self.y_step = (ceildiv(most * self.block, line) | 1) * line
-        self.x_step = (ceildiv(most * self.height, line) | 1) * line
-        units_n, units_p = self.pixels.units
-        self.work = Work(
-            groups=problem.groups,
-            taps=problem.r * problem.s,
-            units=units_n * units_p if problem.is_static else m.cores,
-            blocks=ceildiv(self.filters, self.block),
-            tiles=ceildiv(self.channels, self.height),
-            block_bytes=self.y_step * bytes_,
-            tile_bytes=self.x_step * bytes_,
-            tile_cycles=most * self.height * self.vectors / 2,
-            size=sums.size,
-            element_bytes=bytes_,
+        options = [self._cut(batch, most, m) for most in (target, self._even(batch, target, m))]
+        self.pixels, self.work, self.split = min(
+            options, key=lambda option: option[2].cycles(option[1], m.cores)
         )
-        self.split = best_split(self.work, m)
+        most = _most(self.pixels)
+        self.y_step, self.x_step = self._steps(most)
         self.packing = Packing(
             problem, accum, lanes, self.work.blocks, self.work.tiles, self.block, self.height,
             self.y_step, self.x_step, self.pixels.total is not None,
@@ -227,6 +213,44 @@ class Core:
         stays = places[0] >= _MANY_PLACES or self.work.tiles <= _FEW_TILES
         self.grad_stays = near[0] and stays and self.filters % self.block == 0
         self.data_stay = near[1]
+
+    def _even(self, batch: Batch, target: int, m: Machine) -> int:
+        """Pixels of a unit, no more than `target`, of which there are as many for each core."""
+        units_n, units_p = cut(self.problem, batch, target).units
+        if not self.problem.is_static:
+            return target
+        units = units_n * units_p
+        return max(1, target * units // (ceildiv(units, m.cores) * m.cores))
+
+    def _steps(self, most: int) -> tuple[int, int]:
+        """Elements of a block's panel and of a tile's, of so many pixels: an odd number of lines,
+        so that panels do not compete for a few sets of a cache."""
+        line = self.line
+        y_step, x_step = (
+            (ceildiv(most * size, line) | 1) * line for size in (self.block, self.height)
+        )
+        return y_step, x_step
+
+    def _cut(self, batch: Batch, target: int, m: Machine) -> tuple[Pixels, Work, WorkSplit]:
+        """Units of `target` pixels or fewer, and how tasks share them."""
+        problem, bytes_ = self.problem, DTYPE_BYTES[self.accum]
+        pixels = cut(problem, batch, target)
+        most = _most(pixels)
+        y_step, x_step = self._steps(most)
+        units_n, units_p = pixels.units
+        work = Work(
+            groups=problem.groups,
+            taps=problem.r * problem.s,
+            units=units_n * units_p if problem.is_static else m.cores,
+            blocks=ceildiv(self.filters, self.block),
+            tiles=ceildiv(self.channels, self.height),
+            block_bytes=y_step * bytes_,
+            tile_bytes=x_step * bytes_,
+            tile_cycles=most * self.height * self.vectors / 2,
+            size=self.sums.size,
+            element_bytes=bytes_,
+        )
+        return pixels, work, best_split(work, m)
 
     def write(self, batch: Batch, memory: Memory) -> None:
         result, splits = self.sums, self.split.splits
@@ -363,6 +387,11 @@ class Core:
                 outer(acc, lanes, [data.buffer[int64(x_at + i)] for i in range(rows)], terms)
         for register, place in zip(registers, places, strict=True):
             T.buffer_store(sums.buffer, acc[register], [place])
+
+
+def _most(pixels: Pixels) -> int:
+    """Pixels of the largest unit."""
+    return pixels.images * pixels.rows * pixels.q
 
 
 def _chunk(number: Expr, size: int, total: int) -> tuple[Expr, Expr]:

@@ -1,0 +1,43 @@
+"""Kernels that are cut for many cores, whatever runs them, against PyTorch in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+
+from legalize import cpu
+from relay_wgrad.problem import ConvProblem
+from tests.support.problems import (
+    poisoned,
+    random_operands,
+    relative_error,
+    tolerance,
+    torch_reference,
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fprop n=1 c=100 h=7 w=9 k=100 r=3 s=3 groups=100 pad=1,1,1,1",
+        "dgrad n=2 c=70 h=6 w=5 k=70 r=5 s=5 groups=70 stride=2,2 pad=2,2,2,2",
+        "fprop n=1 c=40 h=5 w=5 k=80 r=3 s=3 groups=40",
+        "wgrad n=1 c=340 h=9 w=7 k=340 r=5 s=5 groups=340 stride=2,2 pad=2,2,2,2",
+        "fprop n=1 c=70 h=14 w=14 k=72 r=1 s=1",
+        "dgrad n=1 c=130 h=7 w=7 k=90 r=1 s=1",
+        "fprop n=1 c=33 h=11 w=9 k=64 r=1 s=1 layout=NCHW/OIHW/NCHW",
+        "wgrad n=3 c=70 h=14 w=14 k=40 r=1 s=1",
+        "wgrad n=2 c=130 h=15 w=15 k=140 r=3 s=3 stride=2,2 pad=1,1,1,1",
+    ],
+)
+def test_even_tasks_of_many_cores(line: str) -> None:
+    """Rows of pixels whose channels are cut, small tiles of products and small units of pixels."""
+    target = cpu.host_target(16)
+    layout = "" if "layout" in line else " layout=NHWC/HWIO/NHWC"
+    problem = ConvProblem.parse(line + layout)
+    kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
+    a, b = random_operands(problem, np.random.default_rng(0))
+    out = tvm.runtime.tensor(poisoned(problem))
+    kernel(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
+    assert relative_error(out.numpy(), torch_reference(problem, a, b)) <= tolerance(problem)
