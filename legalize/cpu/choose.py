@@ -48,7 +48,8 @@ def _lines(problem: ConvProblem, m: Machine) -> bool:
 
 
 def _winograd(problem: ConvProblem, m: Machine) -> bool:
-    in_tasks = algorithm.applies(problem) and weights.pays(problem, m)
+    own = winograd_wgrad if problem.kind is ConvKind.WGRAD else weights
+    in_tasks = algorithm.applies(problem) and own.pays(problem, m)
     return m.allows_winograd and algorithm.pays(problem, m, in_tasks)
 
 

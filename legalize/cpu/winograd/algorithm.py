@@ -118,14 +118,16 @@ def applies(problem: ConvProblem) -> bool:
 def pays(problem: ConvProblem, m: Machine, in_tasks: bool) -> bool:
     """Whether the algorithm applies, and should be clearly faster than the direct one.
 
-    in_tasks : whether tasks transform their own weights, so that those stay in their caches.
+    in_tasks : whether tasks transform their own weights, so that those stay in their caches; of
+        wgrad, their own tiles, of which all have some.
     """
     lanes = m.lanes("float32")
     if not applies(problem) or min(problem.c, problem.k) < lanes:
         return False
     taps = problem.t if problem.rank == 3 else 1  # in depth
     product, total = problem.c * problem.k, problem.c + problem.k
-    if problem.kind is ConvKind.WGRAD and taps * product < m.cores * lanes * lanes:
+    is_wgrad = problem.kind is ConvKind.WGRAD
+    if is_wgrad and not in_tasks and taps * product < m.cores * lanes * lanes:
         return False  # the direct kernel splits the sum over pixels, for more cores
     pieces = Pieces.of(problem, problem.n, 28)
     tiles, (*_, high, wide) = pieces.tiles.count, _result(problem)
@@ -133,7 +135,7 @@ def pays(problem: ConvProblem, m: Machine, in_tasks: bool) -> bool:
     moved = {ConvKind.FPROP: problem.c, ConvKind.DGRAD: problem.k, ConvKind.WGRAD: problem.c}
     total += again * moved[problem.kind]
     cycles = tiles * (POINTS * taps * product + _TILE_CYCLES * total)
-    is_far = problem.kind is not ConvKind.WGRAD and not (in_tasks or m.has_few_registers)
+    is_far = not (is_wgrad or in_tasks or m.has_few_registers)
     is_far = is_far and 4 * POINTS * taps * product > m.l2_bytes * m.cores
     cycles += (_FAR_WEIGHT_CYCLES if is_far else _WEIGHT_CYCLES[problem.kind]) * taps * product
     pixels = tiles // (pieces.tiles.high * pieces.tiles.wide) * high * wide

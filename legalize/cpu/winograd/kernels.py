@@ -10,6 +10,8 @@ same operations in the same order make each result, whatever the number of threa
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import ConvKind, ConvProblem
@@ -54,6 +56,9 @@ _ROWS = (28, 14, 20, 40, 56, 80, 112, 160, 224)
 # In multiplications: to transform a number; and to read a transformed weight for a piece, if all
 # of them are more than half of a level-2 cache, or so many times it, and come from memory.
 _MOVED, _NEAR, _FAR, _BEYOND = 800, 8, 32, 8
+# Cores among which lines go as fast as they are read; weights that a task transforms at a time, in
+# channels; and in multiplications: to transform one, and to read and write a sum again.
+_SHARING, PART, _TURNED, _AGAIN = 4, 64, 250, 4
 
 # ---- fprop and dgrad ---------------------------------------------------------------------------
 
@@ -77,26 +82,39 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     before = first_pixel(problem)
     step = reduced + APART
     taps = problem.t if problem.rank == 3 else 1
-    slab = taps * panels.reduced * block + APART  # of one point's weights, for a block of channels
-    block_step = POINTS * slab
     room = (_TOTAL - batch.bytes) // 4 - panels.blocks * panels.block_step
-    at_a_time = even(panels.blocks, max(1, room // block_step))
-    turned = memory.scratch.new("points", at_a_time * block_step, "float32")
-    pieces, parts = _work(problem, m, batch.images, at_a_time)
+    whole = POINTS * (taps * panels.reduced * block + APART)
+    at_a_time = even(panels.blocks, max(1, room // whole))
+    cut = best_cut(problem, m, batch.images, at_a_time)
+    if cut.owns:
+        at_a_time = panels.blocks
+    pieces, parts = cut.pieces, cut.parts
+    slab = taps * cut.length * block + APART  # of one point's weights, for a block of channels
+    block_step = POINTS * slab
+    shared = None if cut.owns else memory.scratch.new("points", at_a_time * block_step, "float32")
     height = register_rows(m, vectors, pieces.size)
     rows = padded(pieces.size, height)
     point_step = (rows + pieces.read - pieces.size) * step + APART
 
-    def weights(first: Expr) -> None:
-        """Transforms the weights of the blocks of channels from `first` on."""
+    def weight_vectors(turned: Expr, source: Expr, target: Expr) -> None:
+        """Transforms a block's weights of a channel."""
+        with serial(vectors) as v:
+            taps_of = Window(weight, source + v * lanes, (panels.r_step, panels.s_step))
+            transforms.evaluate(G, taps_of, Points(turned, target + v * lanes, slab))
+
+    def weights(turned: Expr, first: Expr) -> None:
+        """Transforms the weights of the blocks of channels from `first` on, for all tasks."""
         grid = parallel(at_a_time, taps, panels.reduced)
         with grid as (b, t, c), when(_exists(first + b, panels.blocks, at_a_time)):
-            source = (first + b) * panels.block_step + t * panels.t_step + c * block
-            source = bind(source)
+            source = bind((first + b) * panels.block_step + t * panels.t_step + c * block)
             target = bind(b * block_step + (t * panels.reduced + c) * block)
-            with serial(vectors) as v:
-                taps_of = Window(weight, source + v * lanes, (panels.r_step, panels.s_step))
-                transforms.evaluate(G, taps_of, Points(turned, target + v * lanes, slab))
+            weight_vectors(turned, source, target)
+
+    def own_weights(turned: Expr, b: Expr, some: Expr) -> None:
+        """Transforms some of a block's weights for one task."""
+        with serial(cut.length) as c:
+            source = bind(b * panels.block_step + (some * cut.length + c) * block)
+            weight_vectors(turned, source, bind(c * block))
 
     def inputs(x: Image, moved: Expr, first: Where) -> None:
         """Transforms what a piece reads."""
@@ -109,27 +127,33 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     read = window(x, corner, v * lanes, size[-2:], on)
                     transforms.evaluate(B, read, Points(moved, target + v * lanes, point_step))
 
-    def products(moved: Expr, sums: Expr, first: Where, b: Expr) -> None:
-        """The products of a piece with a block of channels."""
+    def products(
+        moved: Expr, sums: Expr, first: Where, turned: Expr, block_at: Expr, some: Expr
+    ) -> None:
+        """The products of a piece with a block of channels, of the weights that are there."""
         with serial(POINTS) as e, serial(rows // height) as part:
             own = bind(part * height)
             acc = local("acc", height * block, "float32")
             at = [vector(i * lanes, lanes) for i in range(height * vectors)]
-            for register in at:
-                T.buffer_store(acc, zero("float32", lanes), [register])
-            left = bind(e * point_step + own * step)
-            right = bind(b * block_step + e * slab)
+            place = bind((e * rows + own) * block)
+            for i, register in enumerate(at):
+                before = zero("float32", lanes)
+                if cut.length < panels.reduced:
+                    there = sums[vector(place + i * lanes, lanes)]
+                    before = T.if_then_else(some == 0, before, there)
+                T.buffer_store(acc, before, [register])
+            left = bind(e * point_step + own * step + some * cut.length)
+            right = bind(block_at + e * slab)
             low, high = pieces.reached(first, own, height)
-            with serial(high, low) as t, serial(panels.reduced) as c:
+            with serial(high, low) as t, serial(cut.length) as c:
                 tap = bind(left + t * (pieces.tap * step))
-                panel = bind(right + (t * panels.reduced + c) * block)
+                panel = bind(right + (t * cut.length + c) * block)
                 # The next point's weights and tiles.
                 prefetch(turned, panel + slab, level=2)
-                prefetch(moved, tap + point_step + c * height * step // reduced, level=2)
+                prefetch(moved, tap + point_step + c * height * step // cut.length, level=2)
                 terms = [turned[vector(panel + v * lanes, lanes)] for v in range(vectors)]
                 values = [moved[int64(tap + i * step + c)] for i in range(height)]
                 outer(acc, lanes, values, terms)
-            place = bind((e * rows + own) * block)
             for i, register in enumerate(at):
                 T.buffer_store(sums, acc[register], [vector(place + i * lanes, lanes)])
 
@@ -142,16 +166,17 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                 transforms.combine(A, points, written(y, place, b * block + v * lanes, out[-2:]))
 
     once = at_a_time == panels.blocks
-    if once:
-        weights(0)
+    if once and shared is not None:
+        weights(shared, 0)
     with batch.each() as (_, _, (x, y)), serial(ceildiv(panels.blocks, at_a_time)) as part:
         first_block = bind(part * at_a_time)
         if not once:
-            weights(first_block)
+            weights(shared, first_block)
         with parallel(pieces.count, parts) as (piece, share):
             scratch = Scratch()
             moved = scratch.new("tiles", POINTS * point_step, "float32")
             sums = scratch.new("sums", POINTS * rows * block, "float32")
+            turned = scratch.new("points", block_step, "float32") if shared is None else shared
             first = pieces.first(piece)
             inputs(x, moved, first)
             with serial(ceildiv(at_a_time, parts)) as i:
@@ -161,7 +186,12 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
                     _exists(first_block + own, panels.blocks, at_a_time),
                 )
                 with when(exists):
-                    products(moved, sums, first, own)
+                    if shared is None:
+                        with serial(panels.reduced // cut.length) as some:
+                            own_weights(turned, own, some)
+                            products(moved, sums, first, turned, 0, some)
+                    else:
+                        products(moved, sums, first, turned, own * block_step, 0)
                     outputs(y, sums, first, bind(first_block + own))
             scratch.keep()
 
@@ -171,37 +201,68 @@ def _exists(number: Expr, count: int, at_a_time: int) -> Expr:
     return number < count if count % at_a_time else True
 
 
-def _work(problem: ConvProblem, m: Machine, images: int, blocks: int) -> tuple[Pieces, int]:
-    """(pieces, parts of the blocks of channels): tasks that should take the least time.
+class Cut(NamedTuple):
+    """Tasks of fprop or dgrad: a piece of the tiles, and one of `parts` of the blocks of channels.
+
+    owns : whether tasks transform their own weights.
+    length : channels whose weights are transformed and multiplied at a time.
+    """
+
+    pieces: Pieces
+    parts: int
+    owns: bool
+    length: int
+
+
+def best_cut(problem: ConvProblem, m: Machine, images: int, blocks: int) -> Cut:
+    """Tasks that should take the least time.
 
     Longer pieces read weights less often, and shorter ones stay in a level-2 cache; those and parts
-    are even work for more cores.
+    are even work for more cores.  Many cores wait for each other's lines: there tasks may transform
+    weights themselves, as often as there are pieces.
     """
     operand, _, result = problem.roles
     reduced, channels = (problem.canonical_shape(role)[1] for role in (operand, result))
     vectors, lanes = channel_block(m, "float32", channels)
+    block = vectors * lanes
     weights = POINTS * reduced * channels * (problem.t if problem.rank == 3 else 1)
     times = 4 * weights / m.l2_bytes
-    reading = _FAR if times > _BEYOND else _NEAR if times > 0.5 else 0
+    near = _FAR if times > _BEYOND else _NEAR if times > 0.5 else 0
+    reading = near * max(1.0, m.cores / _SHARING)  # of what all share many have less
 
-    def bytes_of(pieces: Pieces) -> int:
-        return 4 * POINTS * (pieces.read * (reduced + APART) + pieces.size * vectors * lanes)
+    def bytes_of(cut: Cut) -> int:
+        pieces = cut.pieces
+        held = pieces.read * (reduced + APART) + pieces.size * block
+        return 4 * POINTS * (held + (cut.length * block if cut.owns else 0))
 
-    def cycles(pieces: Pieces, parts: int) -> float:
+    def cycles(cut: Cut) -> float:
+        pieces, parts = cut.pieces, cut.parts
         rows = padded(pieces.size, register_rows(m, vectors, pieces.size))
         transforms = _MOVED * (pieces.read * reduced + pieces.size * channels / parts)
-        transforms *= 1 + bytes_of(pieces) / (2 * m.l2_bytes)
-        task = (rows + reading) * weights / parts + transforms
+        transforms *= 1 + bytes_of(cut) / (2 * m.l2_bytes)
+        if cut.owns:
+            own = (_TURNED + _AGAIN * pieces.size * POINTS / cut.length) * reduced * channels
+            transforms += own / parts
+        task = (rows + (0 if cut.owns else reading)) * weights / parts + transforms
         return ceildiv(pieces.count * parts, m.cores) * task
 
     whole = Pieces.of(problem, images, 1 << 30)
     of_core = ceildiv(whole.size * whole.count, m.cores)  # a piece, or two, for each core
     equal = [rows for rows in (of_core, ceildiv(of_core, 2)) if min(_ROWS) < rows < max(_ROWS)]
     pieces = [Pieces.of(problem, images, rows) for rows in (*_ROWS, *equal)]
-    fit = [one for one in pieces if bytes_of(one) * m.cores <= _TOTAL]
-    parts = [count for count in range(1, blocks + 1) if blocks % count == 0]
-    found = [(one, count) for count in parts for one in fit or [min(pieces, key=bytes_of)]]
-    return min(found, key=lambda one: cycles(*one))
+    all_blocks = ceildiv(channels, block)
+    found = [
+        Cut(one, count, False, reduced)
+        for count in _divisors(blocks) for one in pieces
+    ]  # fmt: skip
+    if problem.rank == 2 and reduced % PART == 0 and m.cores > _SHARING:
+        found += [Cut(one, count, True, PART) for count in _divisors(all_blocks) for one in pieces]
+    fit = [one for one in found if bytes_of(one) * m.cores <= _TOTAL]
+    return min(fit or [min(found, key=bytes_of)], key=cycles)
+
+
+def _divisors(count: int) -> list[int]:
+    return [x for x in range(1, count + 1) if count % x == 0]
 
 
 def register_rows(m: Machine, vectors: int, rows: int) -> int:

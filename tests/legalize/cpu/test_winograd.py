@@ -195,6 +195,43 @@ def test_weights_transformed_in_tasks(
 
 @pytest.mark.share(4)
 @pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("kind", [ConvKind.FPROP, ConvKind.DGRAD], ids=lambda kind: kind.value)
+@pytest.mark.parametrize(("c", "k", "parts"), [(64, 64, 1), (128, 192, 2), (192, 128, 2)])
+@pytest.mark.parametrize(
+    "line",
+    ["n=3 h=9 w=11 pad=1,1,1,1 layout=NHWC/HWIO/NHWC", "n=2 h=14 w=14 pad=0,2,1,0"],
+)
+def test_pieces_whose_tasks_transform_weights(
+    line: str, c: int, k: int, parts: int, kind: ConvKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some channels of them at a time, of some blocks of channels."""
+    monkeypatch.setattr(winograd_weights, "pays", lambda problem, m: False)
+    best_cut = winograd_kernels.best_cut
+    problem = ConvProblem.parse(f"{kind.value} r=3 s=3 c={c} k={k} {line}")
+    length = 64 if problem.canonical_shape(problem.roles[0])[1] % 128 else 128
+
+    def owning(*given: Any) -> winograd_kernels.Cut:
+        return best_cut(*given)._replace(owns=True, length=length, parts=parts)
+
+    monkeypatch.setattr(winograd_kernels, "best_cut", owning)
+    assert cpu.kernel(problem, TARGET).name == "Winograd"
+    assert run(problem) <= tolerance(problem) + ERROR
+
+
+def test_many_cores_transform_their_own_weights() -> None:
+    """Where the sum has whole parts of channels; a few cores read them from each other's caches."""
+    line = "fprop n=8 c=256 h=14 w=14 k=256 r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC"
+    problem, m = ConvProblem.parse(line), replace(machine(MANY_CORES), l2_bytes=2 << 20)
+    for given, cores, owns in (
+        (problem, 16, True), (problem, 2, False), (replace(problem, c=272), 16, False),
+    ):  # fmt: skip
+        cut = winograd_kernels.best_cut(given, replace(m, cores=cores), 8, 8)
+        assert cut.owns == owns
+        assert cut.length == (64 if owns else given.c)
+
+
+@pytest.mark.share(4)
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("cores", [1, 3, 16])
 @pytest.mark.parametrize(
     "line",
@@ -205,13 +242,14 @@ def test_weights_transformed_in_tasks(
         "n=5 c=64 h=14 w=14 k=64 pad=1,1,1,1 layout=NHWC/OHWI/NHWC",
         "n=6 c=50 h=19 w=33 k=37 pad=1,1,1,1",
         "n=2 c=24 h=6 w=6 k=40 pad=4,3,5,6 dtype=f16/f32/bf16",
-        "n=2 c=128 h=28 w=28 k=256 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
+        "n=2 c=96 h=28 w=28 k=90 pad=1,1,1,1 layout=NHWC/HWIO/NHWC",
     ],
 )
 def test_wgrad_in_tasks(line: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces that are a part's only one and that are not, the last of fewer tiles; chunks of
-    filters and of channels that are not full; images that are copied some at a time."""
+    """Pieces that are a part's only one and that are not, the last of fewer tiles; blocks of
+    filters and slices of channels that are not full; images that are copied some at a time."""
     monkeypatch.setattr(winograd_wgrad, "pays", lambda problem, m: problem.rank == 2)
+    monkeypatch.setattr(winograd_wgrad, "MOST", 20)
     target = cpu.host_target(cores, allow_winograd=True)
     problem = ConvProblem.parse(f"wgrad r=3 s=3 {line}")
     assert cpu.kernel(problem, target).name == "Winograd wgrad in tasks"
@@ -222,12 +260,12 @@ def test_wgrad_in_tasks(line: str, cores: int, monkeypatch: pytest.MonkeyPatch) 
     ("line", "taken"),
     [
         ("n=8 c=64 h=56 w=56 k=64", (False, True, True)),
-        ("n=8 c=128 h=28 w=28 k=128", (False, False, True)),
-        ("n=8 c=512 h=7 w=7 k=512", (False, False, False)),
+        ("n=8 c=64 h=112 w=112 k=96", (False, True, True)),
+        ("n=8 c=128 h=28 w=28 k=128", (False, False, False)),
     ],
 )
 def test_tasks_of_their_own_are_for_many_cores(line: str, taken: tuple[bool, ...]) -> None:
-    """And for few weights: each chunk of them transforms tiles again."""
+    """And for few weights."""
     problem = ConvProblem.parse(f"wgrad {line} r=3 s=3 pad=1,1,1,1 layout=NHWC/HWIO/NHWC")
     m = replace(machine(MANY_CORES), l2_bytes=2 << 20)
     found = tuple(winograd_wgrad.pays(problem, replace(m, cores=cores)) for cores in (1, 2, 16))
@@ -235,14 +273,15 @@ def test_tasks_of_their_own_are_for_many_cores(line: str, taken: tuple[bool, ...
 
 
 def test_cuts_of_tasks_are_even_and_held() -> None:
-    """64 channels on 16 cores: all weights and a sixteenth of the tiles each."""
-    m = replace(machine(MANY_CORES), l2_bytes=2 << 20)
+    """64 channels, 1,568 tiles: a piece for each of 16 cores if its level-2 cache is large, or
+    pieces of which each core has as many; few tiles are for fewer tasks."""
     problem = ConvProblem.parse("wgrad n=8 c=64 h=56 w=56 k=64 r=3 s=3 pad=1,1,1,1")
-    size = winograd_wgrad.Sizes.of(problem, m, problem.n)
-    found = list(winograd_wgrad.cuts(size, m))
-    assert all(cut.held(size) <= m.l2_bytes for cut in found)
-    best = min(found, key=lambda cut: cut.cycles(size, m))
-    assert (best.splits, best.blocks, best.slices) == (16, size.blocks, size.slices)
+    for size, cut in ((4, (98, 16)), (2, (49, 16)), (1, (20, 16))):
+        m = replace(machine(MANY_CORES), l2_bytes=size << 20)
+        assert winograd_wgrad.best_cut(problem, m, 8) == winograd_wgrad.Cut(*cut)
+    small = replace(problem, h=14, w=14)
+    assert winograd_wgrad.best_cut(small, m, 8) == winograd_wgrad.Cut(13, 10)
+    assert not winograd_wgrad.pays(small, m)
 
 
 @pytest.mark.parametrize("feature", ["+avx2", "+avx512f"])
