@@ -3,9 +3,9 @@
 For each layer and each of fprop, dgrad and wgrad: our time, PyTorch's (the better of contiguous and
 channels_last tensors), their ratio (below 1: ours is faster), GFLOP/s, and the fraction of two
 ceilings measured in the same run: the rate of float32's multiply-adds in registers, and the
-bandwidth of a copy.  The sides are processes that take turns with the same number of threads, the
-shortest time of some rounds counts, of one thread by processor time, and every timed result is
-checked.
+bandwidth of a copy.  The larger fraction is that of the roofline, `roof`: what bounds the layer.
+The sides are processes that take turns with the same number of threads, the shortest time of some
+rounds counts, of one thread by processor time, and every timed result is checked.
 
 --quick: the layers of each suite that take a twentieth of its work or more, those that take most
 first and the suites in turn, fewer rounds, and no row is begun after four minutes.  Where others
@@ -179,6 +179,9 @@ def _canonical(problem: ConvProblem, role: str, x: tvm.runtime.Tensor) -> torch.
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """Of each suite all layers, as often as they occur."""
+    for size in sorted({taps_of(row) for row in rows}):
+        shares = [roofline_share(row) for row in rows if taps_of(row) == size]
+        yield f"{size}: {min(shares):.2f} to {max(shares):.2f} of the roofline, {len(shares)} rows"
     for name in dict.fromkeys(row["suite"] for row in rows):
         mine = [row for row in rows if row["suite"] == name]
         for kind in dict.fromkeys(row["kind"] for row in mine):
@@ -190,6 +193,19 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
                 f"{name} {kind}, these layers as often as they occur: {ours:.1f} ms, PyTorch"
                 f" {theirs:.1f} ms, ratio {ours / theirs:.2f}"
             )
+
+
+def taps_of(row: Row) -> str:
+    """What layers are alike in: taps, strides, and whether they are depthwise."""
+    problem = ConvProblem.parse(row["problem"])
+    words = "x".join(map(str, problem.taps))
+    words += " strided" if set(problem.strides) != {1} else ""
+    return words + (" depthwise" if problem.is_depthwise else "")
+
+
+def roofline_share(row: Row) -> float:
+    """Of what the ceilings let a layer do: min(peak, FLOP of a byte * bandwidth)."""
+    return float(max(row["fma_share"], row["copy_share"]))
 
 
 BENCHMARK = Benchmark(
@@ -208,7 +224,8 @@ BENCHMARK = Benchmark(
         ("layer",), ("kind",), ("layout",), ("threads",), ("kernel",), ("times", "count"),
         ("ms", None, ".2f"),
         ("PyTorch", "torch_ms", ".2f"), ("ratio", None, ".2f"), ("GFLOP/s", "gflops", ".0f"),
-        ("FMA", "fma_share", ".2f"), ("mem", "copy_share", ".2f"), ("error", None, ".0e"),
+        ("FMA", "fma_share", ".2f"), ("mem", "copy_share", ".2f"),
+        ("roof", roofline_share, ".2f"), ("error", None, ".0e"),
         ("confirmed", lambda row: None if row.get("confirmed", True) else "no"), ("reason",),
     ),
 )  # fmt: skip
