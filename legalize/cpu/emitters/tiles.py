@@ -33,13 +33,22 @@ class Tile:
         return self.rows * self.columns * self.block
 
 
-def channel_block(m: Machine, dtype: str, channels: int, wide: bool = False) -> tuple[int, int]:
+def channel_block(
+    m: Machine, dtype: str, channels: int, wide: bool = False, least: int = 1
+) -> tuple[int, int]:
     """(vectors, lanes) of a block of output channels: least padding first, then two vectors, or as
-    many as can be if it should be wide."""
+    many as can be if it should be wide.
+
+    least : vectors, where there are so many.
+    """
     lanes = m.lanes(dtype)
     if channels < lanes:
         return 1, 1 << (channels - 1).bit_length()
-    preferred = (2, 3, 1) if m.has_few_registers else (2, 4, 3, 1)
+    preferred = [
+        vectors
+        for vectors in ((2, 3, 1) if m.has_few_registers else (2, 4, 3, 1))
+        if vectors >= min(least, -(-channels // lanes))
+    ]
     return min(
         sorted(preferred, reverse=True) if wide else preferred,
         key=lambda v: -(-channels // (v * lanes)) * v * lanes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from tvm.target import Target
 
 from legalize import cpu
 from relay_wgrad.problem import ConvProblem
@@ -27,12 +28,15 @@ from tests.support.problems import (
         "fprop n=1 c=70 h=14 w=14 k=72 r=1 s=1",
         "dgrad n=1 c=130 h=7 w=7 k=90 r=1 s=1",
         "fprop n=1 c=33 h=11 w=9 k=64 r=1 s=1 layout=NCHW/OIHW/NCHW",
+        "fprop n=2 c=500 h=11 w=7 k=80 r=1 s=1",
+        "dgrad n=2 c=110 h=11 w=7 k=500 r=1 s=1 layout=NCHW/OIHW/NCHW",
         "wgrad n=3 c=70 h=14 w=14 k=40 r=1 s=1",
         "wgrad n=2 c=130 h=15 w=15 k=140 r=3 s=3 stride=2,2 pad=1,1,1,1",
     ],
 )
 def test_even_tasks_of_many_cores(line: str) -> None:
-    """Rows of pixels whose channels are cut, small tiles of products and small units of pixels."""
+    """Rows of pixels whose channels are cut, small tiles of products, blocks of channels that are
+    filled up, and small units of pixels."""
     target = cpu.host_target(16)
     layout = "" if "layout" in line else " layout=NHWC/HWIO/NHWC"
     problem = ConvProblem.parse(line + layout)
@@ -41,3 +45,13 @@ def test_even_tasks_of_many_cores(line: str) -> None:
     out = tvm.runtime.tensor(poisoned(problem))
     kernel(tvm.runtime.tensor(a), tvm.runtime.tensor(b), out)
     assert relative_error(out.numpy(), torch_reference(problem, a, b)) <= tolerance(problem)
+
+
+def test_blocks_of_channels_are_filled_up_for_long_sums() -> None:
+    """112 channels are seven vectors: of short sums each a block, of long ones two blocks of four,
+    whose tiles of 6 pixels stay in a level-1 cache of 32 KiB."""
+    target = Target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 2})
+    line = "fprop n=8 c={} h=14 w=14 k=112 r=1 s=1 layout=NHWC/HWIO/NHWC"
+    for channels, tasks in ((128, 98 * 7), (672, 262 * 2)):
+        text = cpu.prim_func(ConvProblem.parse(line.format(channels)), target).script()
+        assert f"T.parallel(T.int64({tasks}))" in text
