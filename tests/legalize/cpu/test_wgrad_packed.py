@@ -93,8 +93,8 @@ def test_units_and_chunks(
     small_caches(monkeypatch, l1_bytes, 4 * l1_bytes)
     problem = parse(line)
     assert run(problem, TARGET) <= tolerance(problem)
-    ((_, work),) = chosen
-    assert work.units > 1 or l1_bytes > 2048 or "NCHW" in line
+    # Of units of a cache, and of smaller ones that would be even.
+    assert all(work.units > 1 or l1_bytes > 2048 or "NCHW" in line for _, work in chosen)
 
 
 @pytest.mark.share(17)
