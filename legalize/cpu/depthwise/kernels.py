@@ -40,7 +40,7 @@ from .register_sums import Sums
 # where vectors share cache lines.  Measured.
 FAR = 18
 # Parts of a row's vectors at most; and what it takes to begin one, in vectors.  Rough.
-_MOST_PARTS, _TASK = 16, 0.5
+_MOST_PARTS, _TASK = 16, 0.2
 # Phases of dgrad that are written out one by one, with all that is known of their taps.
 _UNROLLED = 4
 
