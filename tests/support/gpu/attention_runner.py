@@ -74,7 +74,9 @@ class Tensors:
             torch.full((rows,), torch.nan, device="cuda") for _ in range(2)
         )  # fmt: skip
 
-        self.added = [torch.randn(a.extent, device="cuda") for a in call.added]
+        self.added = [
+            torch.randn(a.extent, device="cuda", generator=self.generator) for a in call.added
+        ]
         slopes = rows * call.columns if call.wide else 0
         self.wide = [torch.full((slopes,), torch.nan, device="cuda")] if call.wide else []
 
