@@ -8,6 +8,11 @@ namespace {
 template <int V>
 struct alignas(V) Taps {
   uint8_t of[V];
+  static __device__ Taps none() {
+    Taps taps;
+    memset(&taps, 255, sizeof(taps));
+    return taps;
+  }
 };
 
 template <bool whole, int V>
@@ -37,16 +42,29 @@ template <typename T, int V>
 struct Best {
   Pack<T, V> value;
 
-  __device__ void see(const Pack<T, V>& pack, int tap) {
+  // `there`: else it counts for nothing.
+  __device__ void see(const Pack<T, V>& pack, int tap, bool there = true) {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const Sum<T> now = wide(pack.value[i]);
-      if (!any_ || now > wide(value.value[i]) || now != now) {
+      if (there && (!any_ || now > wide(value.value[i]) || now != now)) {
         value.value[i] = pack.value[i];
         taps_.of[i] = static_cast<uint8_t>(tap);
       }
     }
-    any_ = true;
+    any_ |= there;
+  }
+  // What another has seen, which comes behind, `first` taps further on.
+  __device__ void see(const Best& more, int first) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const Sum<T> now = wide(more.value.value[i]);
+      if (more.any_ && (!any_ || now > wide(value.value[i]) || now != now)) {
+        value.value[i] = more.value.value[i];
+        taps_.of[i] = static_cast<uint8_t>(more.taps_.of[i] + first);
+      }
+    }
+    any_ |= more.any_;
   }
   __device__ const Taps<V>& taps() const { return taps_; }
 
@@ -60,22 +78,14 @@ template <typename T, typename Pair>
 struct BestOfPairs {
   Pack<T, 8> value;
 
-  __device__ void see(const Pack<T, 8>& pack, int tap) {
-    unsigned now[4], best[4];
-    memcpy(now, &pack, sizeof(now));
-    memcpy(best, &value, sizeof(best));
+  __device__ void see(const Pack<T, 8>& pack, int tap, bool there = true) {
     const unsigned taps = 0x10001u * static_cast<unsigned>(tap);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      Pair a, b;
-      memcpy(&a, &now[i], sizeof(a));
-      memcpy(&b, &best[i], sizeof(b));
-      const unsigned taken = any_ ? __hgt2_mask(a, b) | __hneu2_mask(a, a) : 0xffffffffu;
-      best[i] = (taken & now[i]) | (~taken & best[i]);
-      taps_[i] = (taken & taps) | (~taken & taps_[i]);
-    }
-    memcpy(&value, best, sizeof(best));
-    any_ = true;
+    see_some(pack, there, [&](int) { return taps; });
+  }
+  // What another has seen, which comes behind, `first` taps further on.
+  __device__ void see(const BestOfPairs& more, int first) {
+    const unsigned further = 0x10001u * static_cast<unsigned>(first);
+    see_some(more.value, more.any_, [&](int i) { return more.taps_[i] + further; });
   }
   __device__ Taps<8> taps() const {
     const unsigned bytes[2] = {__byte_perm(taps_[0], taps_[1], 0x6420),
@@ -86,6 +96,26 @@ struct BestOfPairs {
   }
 
  private:
+  // `taps(i)` : of the pair `i`.
+  template <typename TapsOf>
+  __device__ void see_some(const Pack<T, 8>& pack, bool there, TapsOf taps) {
+    const unsigned asked = there ? 0xffffffffu : 0, first = any_ ? 0 : 0xffffffffu;
+    unsigned now[4], best[4];
+    memcpy(now, &pack, sizeof(now));
+    memcpy(best, &value, sizeof(best));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      Pair a, b;
+      memcpy(&a, &now[i], sizeof(a));
+      memcpy(&b, &best[i], sizeof(b));
+      const unsigned taken = (__hgt2_mask(a, b) | __hneu2_mask(a, a) | first) & asked;
+      best[i] = (taken & now[i]) | (~taken & best[i]);
+      taps_[i] = (taken & taps(i)) | (~taken & taps_[i]);
+    }
+    memcpy(&value, best, sizeof(best));
+    any_ |= there;
+  }
+
   bool any_ = false;
   unsigned taps_[4] = {};
 };
@@ -95,6 +125,84 @@ struct Best<__half, 8> : BestOfPairs<__half, __half2> {};
 
 template <>
 struct Best<__nv_bfloat16, 8> : BestOfPairs<__nv_bfloat16, __nv_bfloat162> {};
+
+// A pixel's gradient: of the windows that are seen, at most `windows`, those whose maximum it is; rounded
+// once.
+template <typename T, int V, int windows>
+struct Gathered {
+  __device__ void see(const Pack<T, V>& g, const Taps<V>& taps, int tap) {
+#pragma unroll
+    for (int c = 0; c < V; ++c) {
+      if (taps.of[c] == tap) sum_[c] += wide(g.value[c]);
+    }
+  }
+  __device__ Pack<T, V> value() const {
+    Pack<T, V> out;
+#pragma unroll
+    for (int c = 0; c < V; ++c) out.value[c] = narrow<T>(sum_[c]);
+    return out;
+  }
+
+ private:
+  Sum<T> sum_[V] = {};
+};
+
+// Two channels an instruction: taps are compared as halves, of which they are the least.  A sum of two is
+// rounded as a float's would be; more are floats until they are rounded.
+template <typename T, typename Pair, int windows>
+struct GatheredOfPairs {
+  __device__ void see(const Pack<T, 8>& g, const Taps<8>& taps, int tap) {
+    unsigned bits[4], bytes[2];
+    memcpy(bits, &g, sizeof(bits));
+    memcpy(bytes, &taps, sizeof(bytes));
+    const unsigned wanted = 0x10001u * static_cast<unsigned>(tap);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned of_pair = __byte_perm(bytes[i / 2], 0, i % 2 ? 0x4342 : 0x4140);
+      __half2 a, b;
+      memcpy(&a, &of_pair, sizeof(a));
+      memcpy(&b, &wanted, sizeof(b));
+      bits[i] &= __heq2_mask(a, b);
+    }
+    Pack<T, 8> chosen;
+    memcpy(&chosen, bits, sizeof(bits));
+    if constexpr (windows > 2) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) sum_[c] += wide(chosen.value[c]);
+    } else if (any_) {
+      Pair pairs[4], more[4];
+      memcpy(pairs, &value_, sizeof(pairs));
+      memcpy(more, bits, sizeof(more));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = __hadd2(pairs[i], more[i]);
+      memcpy(&value_, pairs, sizeof(pairs));
+    } else {
+      value_ = chosen;
+    }
+    any_ = true;
+  }
+  __device__ Pack<T, 8> value() const {
+    Pack<T, 8> out;
+    if constexpr (windows > 2) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) out.value[c] = narrow<T>(sum_[c]);
+      return out;
+    }
+    memset(&out, 0, sizeof(out));
+    return any_ ? value_ : out;
+  }
+
+ private:
+  bool any_ = false;
+  Pack<T, 8> value_;
+  float sum_[8] = {};
+};
+
+template <int windows>
+struct Gathered<__half, 8, windows> : GatheredOfPairs<__half, __half2, windows> {};
+
+template <int windows>
+struct Gathered<__nv_bfloat16, 8, windows> : GatheredOfPairs<__nv_bfloat16, __nv_bfloat162, windows> {};
 
 // The first window that reaches a pixel, or would.
 __device__ inline int first_of(int pixel, int before, int taken, int stride) {

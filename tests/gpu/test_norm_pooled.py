@@ -108,11 +108,13 @@ def test_the_bits_of_both_apart(
     )
     names = ("y", "index", "mean", "rstd", "new_mean", "new_var", "dx", "dgamma", "dbeta")
     got = [y, taps, mean, rstd, new_mean, new_var, dx, dgamma, dbeta]
-    # Apart, rows of few channels are side by side, which is another order of the sums.
+    # Apart, rows of few channels are side by side, which is another order of the sums; backward
+    # cells of pixels are.
     in_order = shape[-1] % 64 == 0
     for name, one, two in zip(names, apart, got, strict=True):
         same = torch.equal(one.view(torch.uint8), two.view(torch.uint8))
-        assert same or (not in_order and distance(one, two) <= CLOSE[dtype]), name
+        free = not in_order or name in ("dx", "dgamma", "dbeta")
+        assert same or (free and distance(one, two) <= CLOSE[dtype]), name
     assert torch.isfinite(y).all()
 
 
