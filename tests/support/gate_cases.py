@@ -27,6 +27,8 @@ CASES = [  # dtype, shape, activation, whether a residual is added, what ends
     ("float32", (2, 30, 13), "gelu", True, ""),  # not whole packs
     ("bfloat16", (1, 40, 9, 264), "", False, ""),  # one image, of several blocks
     ("float32", (4, 1, 8), "silu", False, ""),  # of one pixel
+    ("float32", (70, 3, 8), "silu", False, ""),  # more images than threads of a channel
+    ("float64", (600, 2, 8), "", False, "relu bits"),  # and than those take at once
 ]
 
 

@@ -220,24 +220,27 @@ __global__ void __launch_bounds__(kThreads, kResident)
 }
 
 template <typename T, int N>
-__global__ void __launch_bounds__(kFew* kParts)
+__global__ void __launch_bounds__(kFew* kParts, 1)
     parameters_of_added(const Sum<T>* __restrict__ partial, Sides<T, N> sides, Plain shape) {
   using A = Sum<T>;
   begin();
   const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
   const bool there = channel < shape.channels;
   const A* const from = partial + (there ? channel : 0);
-  A sums[N + 1];
+  A rstd[N];
 #pragma unroll
-  for (int which = 0; which <= N; ++which) {
-    sums[which] = over_blocks<A>(
-        shape.blocks, [&](int y) { return from[((N + 1) * y + which) * shape.channels]; });
-  }
+  for (int n = 0; n < N; ++n) rstd[n] = sides.of[n].rstd[there ? channel : 0];
+  const auto sums = over_parts_of<N + 1, A>(shape.blocks, [&](int y) {
+    Terms<N + 1, A> terms;
+#pragma unroll
+    for (int which = 0; which <= N; ++which) terms.of[which] = from[((N + 1) * y + which) * shape.channels];
+    return terms;
+  });
   if (!there || threadIdx.x >= kFew) return;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    sides.of[n].dbeta[channel] = sums[0];
-    sides.of[n].dgamma[channel] = sums[n + 1] * sides.of[n].rstd[channel];
+    sides.of[n].dbeta[channel] = sums.of[0];
+    sides.of[n].dgamma[channel] = sums.of[n + 1] * rstd[n];
   }
 }
 

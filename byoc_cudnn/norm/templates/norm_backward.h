@@ -159,56 +159,56 @@ __global__ void __launch_bounds__(kThreads, kResident)
   write_sums<V>(sums, partial, shape);
 }
 
-// Of one of both sums, for the channel of a thread: of all blocks, and of all rows that are one there.
+// Both sums, for the channel of a thread: of all blocks, and of all rows that are one there.
 template <typename A, typename S>
-__device__ inline A over_folds(const A* from, const S& shape) {
-  const int fold = static_cast<int>(shape.folds());
-  return over_blocks<A>(shape.blocks * fold, [&](int i) {
-    return from[2 * (i / fold) * shape.channels + i % fold * shape.real()];
+__device__ inline Terms<2, A> over_folds(const A* from, const S& shape) {
+  return over_parts_of<2, A>(shape.parts(), [&](int i) {
+    const A* const at = from + shape.part_at(shape.part(i), 2);
+    return Terms<2, A>{at[0], at[shape.channels]};
   });
 }
 
 template <typename A, typename S>
-__global__ void __launch_bounds__(kFew* kParts)
+__global__ void __launch_bounds__(kFew* kParts, 1)
     gradient_of_parameters(const A* __restrict__ partial, const A* __restrict__ rstd,
                            A* __restrict__ dgamma, A* __restrict__ dbeta, S shape) {
   begin();
   const FewPlace at(shape);
-  const A* const from = partial + at.from;
-  const A plain = over_folds<A>(from, shape), weighted = over_folds<A>(from + shape.channels, shape);
+  const A spread = rstd[at.from];
+  const auto sums = over_folds(partial + at.from, shape);
   if (!at.writes) return;
-  dbeta[at.channel] = plain;
-  dgamma[at.channel] = weighted * rstd[at.channel];
+  dbeta[at.channel] = sums.of[0];
+  dgamma[at.channel] = sums.of[1] * spread;
 }
 
 // Of each channel of an image, what `gradient_of_parameters` makes of a batch's: in the place of its
 // first block's sums.
 template <typename A, typename S>
-__global__ void __launch_bounds__(kFew* kParts)
+__global__ void __launch_bounds__(kFew* kParts, 1)
     sums_of_images(A* __restrict__ partial, const A* __restrict__ rstd, S shape) {
   begin();
   const FewPlace at(shape);
   A* const from = partial + shape.partial_at(at.image, 0, 2) + at.from;
-  const A plain = over_folds<A>(from, shape), weighted = over_folds<A>(from + shape.channels, shape);
+  const A spread = rstd[shape.statistic_at(at.image, at.from)];
+  const auto sums = over_folds(static_cast<const A*>(from), shape);
   if (!at.writes) return;
-  from[0] = plain;
-  from[shape.channels] = weighted * rstd[shape.statistic_at(at.image, at.channel)];
+  from[0] = sums.of[0];
+  from[shape.channels] = sums.of[1] * spread;
 }
 
 template <typename A, typename S>
-__global__ void __launch_bounds__(kFew* kParts)
+__global__ void __launch_bounds__(kFew* kParts, 1)
     over_images(const A* __restrict__ partial, A* __restrict__ dgamma, A* __restrict__ dbeta,
                 S shape) {
   begin();
   const FewPlace at(shape);
-  const int images = static_cast<int>(shape.images);
-  const A* const from = partial + at.from;
-  const A plain = over_blocks<A>(images, [&](int i) { return from[shape.partial_at(i, 0, 2)]; });
-  const A weighted = over_blocks<A>(
-      images, [&](int i) { return from[shape.partial_at(i, 0, 2) + shape.channels]; });
+  const auto sums = over_parts_of<2, A>(static_cast<int>(shape.images), [&](int image) {
+    const A* const from = partial + shape.partial_at(image, 0, 2) + at.from;
+    return Terms<2, A>{from[0], from[shape.channels]};
+  });
   if (!at.writes) return;
-  dbeta[at.channel] = plain;
-  dgamma[at.channel] = weighted;
+  dbeta[at.channel] = sums.of[0];
+  dgamma[at.channel] = sums.of[1];
 }
 
 // The sums of gamma times both, over the channels of a group, in the place of each of them.
@@ -360,9 +360,15 @@ cudaError_t backward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
                 static_cast<T*>(call.out), alpha, call.dy_stride, call.dy2_stride, call.x_stride, last);
 }
 
+// Both sums of a channel.
+template <typename A>
+struct Two {
+  A plain, weighted;
+};
+
 // A block has its rows of dy and x in shared memory from the sums to the gradient.
 template <typename T, Activation act, Mask mask, bool summed, bool sliced, bool within, bool skip>
-__global__ void __launch_bounds__(kMany)
+__global__ void __launch_bounds__(kMany, 1)
     gradient_together(const T* dy, const T* dy2, const T* x, const T* beside,
                       const T* y, const uint8_t* __restrict__ bits,
                       const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
@@ -374,6 +380,7 @@ __global__ void __launch_bounds__(kMany)
   constexpr int V = kVector<T>;
   constexpr bool kBehind = kIsBehind<mask>;
   constexpr Mask kLater = kBehind ? Mask::kNone : mask;
+  constexpr int kBlocksAtOnce = 10;  // whose sums a thread reads at once
   extern __shared__ uint4 kept[];
   uint4* const kept_x = kept + z.turns * kMany;
   const Seat at(z);
@@ -444,18 +451,26 @@ __global__ void __launch_bounds__(kMany)
     for (int w = 0; w < kMany / 32; ++w) sum += shared.of[which][w][c];
     partial[(2 * at.block + which) * z.channels + channel] = sum;
   }
+  // What the sums are needed for is on the way while blocks wait for each other.
+  const int64_t from = there ? channel : 0;
+  const A r = rstd[from], factor = times(gamma[from], r);
   cooperative_groups::this_grid().sync();
   const int parts = kMany / channels;
-  A sums[2] = {};
-  for (int block = part; there && block < z.blocks; block += parts) {
-    sums[0] += __ldcg(partial + 2 * block * z.channels + channel);
-    sums[1] += __ldcg(partial + (2 * block + 1) * z.channels + channel);
-  }
-  const A all = over_parts(shared, sums[0], c, part, parts);
-  const A all_weighted = over_parts(shared, sums[1], c, part, parts);
+  Two<A> own = {};
+  each_block<kBlocksAtOnce>(
+      part, parts, z.blocks, Two<A>{},
+      [&](int b) {
+        const A* const at = partial + int64_t{2} * b * z.channels + from;
+        return Two<A>{__ldcg(at), __ldcg(at + z.channels)};
+      },
+      [&](const Two<A> (&blocks)[kBlocksAtOnce]) {
+#pragma unroll
+        for (int k = 0; k < kBlocksAtOnce; ++k) own.plain += blocks[k].plain, own.weighted += blocks[k].weighted;
+      });
+  const A all = over_parts(shared, own.plain, c, part, parts);
+  const A all_weighted = over_parts(shared, own.weighted, c, part, parts);
   if (part == 0 && there) {
-    const A each = A(1) / A(z.rows), r = rstd[channel], slope = all_weighted * r;
-    const A factor = times(gamma[channel], r);
+    const A each = A(1) / A(z.rows), slope = all_weighted * r;
     if (at.block == 0) {
       dbeta[channel] = all;
       dgamma[channel] = slope;

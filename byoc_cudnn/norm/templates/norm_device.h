@@ -60,6 +60,16 @@ __device__ inline void add(Pack<T, V>& to, const Pack<T, V>& more) {
   for (int i = 0; i < V; ++i) to.value[i] = narrow<T>(wide(to.value[i]) + wide(more.value[i]));
 }
 
+// Division by a number that is known when a kernel is launched, of numbers below 2^31.
+struct Quotient {
+  unsigned by, factor, shift;
+  __host__ __device__ explicit Quotient(int64_t d) : by(static_cast<unsigned>(d)), factor(0), shift(0) {
+    while ((uint64_t{1} << shift) < by) ++shift;
+    factor = static_cast<unsigned>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - by)) / by + 1);
+  }
+  __device__ unsigned of(unsigned n) const { return (__umulhi(n, factor) + n) >> shift; }
+};
+
 // How a call's rows and channels are shared out.  `grouped`: statistics are those of groups of an image's
 // channels, else those of a batch, one image whose channels each are a group.  `folded`: rows may be side
 // by side.  Both are told when the code is compiled: as numbers that are read, passes took 8 to 13 % more.
@@ -74,6 +84,7 @@ struct Shape {
   int tiles;                       // blocks side by side, for an image
   int64_t packs;                   // of a row
   int64_t fold = 1;                // rows that are one here: a channel is there so many times
+  Quotient by_fold = Quotient(1);
   // Quotients that no thread takes: of 64 bits, each is as long as a row's way from memory.
   int64_t own = channels;        // channels of one of them
   int64_t each = 0, missing = 0;  // chunks of a block; rows that the last chunk is short of
@@ -105,6 +116,19 @@ struct Shape {
   // Where the statistics of a channel of an image are.
   __device__ int64_t statistic_at(int64_t image, int64_t channel) const {
     return is_single() ? image * real() + channel : image * (channels / group) + channel / group;
+  }
+  // Where sums are of a channel's part: of the rows that are one each is a part of each block, `y`.
+  struct Part {
+    int y, side;
+  };
+  __device__ Part part(int i) const {
+    const int y = folded ? static_cast<int>(by_fold.of(i)) : i;
+    return {y, folded ? i - y * static_cast<int>(fold) : 0};
+  }
+  __device__ int parts() const { return blocks * static_cast<int>(folds()); }
+  // From a channel's place in the first block's sums, `each` of a channel.
+  __device__ int64_t part_at(const Part& part, int each) const {
+    return int64_t{each} * part.y * channels + part.side * real();
   }
   // Rows that block `y` takes: every `blocks`-th chunk, of which the last may be short.
   __device__ int64_t rows_of(int y) const {
@@ -325,20 +349,66 @@ struct FewPlace {
   }
 };
 
-// The sum over `y` of `term(y)`, for the channel of a thread; the order is that of the sizes.
-template <typename A, typename Term>
-__device__ inline A over_blocks(int blocks, Term term) {
-  __shared__ A sums[kFew * kParts / 32][kFew];
-  A sum = 0;
-#pragma unroll 4
-  for (int y = threadIdx.x / kFew; y < blocks; y += kParts) sum += term(y);
-  for (int step = kFew; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (threadIdx.x % 32 < kFew) sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+// Such kernels take as long as a few ways from memory, one behind the other, so what a thread reads is under
+// way together: of so many parts at a time.  Without the 1 of their launch bounds ptxas would have several
+// blocks of 512 threads on a multiprocessor, for which a thread gets 32 registers and reads bit by bit.
+constexpr int kPartsAtOnce = 8;
+
+// Calls `some(parts)` with what `read(i)` gives of each of a thread's parts, so many at a time; of those that
+// are not there with `none`, which are read too: no load waits for a question.
+template <typename Part, typename Read, typename Some>
+__device__ inline void each_part(int count, const Part& none, Read read, Some some) {
+  for (int first = threadIdx.x / kFew; first < count; first += kPartsAtOnce * kParts) {
+    Part parts[kPartsAtOnce];
+#pragma unroll
+    for (int k = 0; k < kPartsAtOnce; ++k) {
+      const int i = first + k * kParts;
+      parts[k] = read(i < count ? i : count - 1);
+      if (i >= count) parts[k] = none;
+    }
+    some(parts);
+  }
+}
+
+// Of each of some values the sum over all threads of a channel; the order is that of the sizes.
+template <int N, typename A>
+__device__ inline void over_threads(A (&sums)[N]) {
+  constexpr int kWarps = kFew * kParts / 32;
+  __shared__ A of_warps[N][kWarps][kFew];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    for (int step = kFew; step < 32; step *= 2) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], step);
+    if (threadIdx.x % 32 < kFew) of_warps[i][threadIdx.x / 32][threadIdx.x % 32] = sums[i];
+  }
   __syncthreads();
-  sum = 0;
-  for (int warp = 0; warp < kFew * kParts / 32; ++warp) sum += sums[warp][threadIdx.x % kFew];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    sums[i] = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) sums[i] += of_warps[i][warp][threadIdx.x % kFew];
+  }
   __syncthreads();
-  return sum;
+}
+
+// Some values of a part.
+template <int N, typename A>
+struct Terms {
+  A of[N];
+};
+
+// The sums over `i` of what `read(i)` gives, for the channel of a thread.
+template <int N, typename A, typename Read>
+__device__ inline Terms<N, A> over_parts_of(int count, Read read) {
+  Terms<N, A> sums = {};
+  each_part(count, Terms<N, A>{}, read, [&](const Terms<N, A> (&parts)[kPartsAtOnce]) {
+#pragma unroll
+    for (int k = 0; k < kPartsAtOnce; ++k) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sums.of[i] += parts[k].of[i];
+    }
+  });
+  over_threads(sums.of);
+  return sums;
 }
 
 constexpr int kGroupWarps = 8;  // of a block: each has a group
@@ -393,6 +463,7 @@ inline S shape_of(const RelayWgradNormCall& call, int sum_bytes, int64_t sums = 
   const int width = norm_width(columns);
   S shape{call.images, call.rows, call.channels, call.channels / call.groups, 0, width, 0, 0, columns};
   shape.fold = call.fold > 1 ? call.fold : 1;
+  shape.by_fold = Quotient(shape.fold);
   shape.own = call.channels / shape.fold;
   shape.chunks = (call.rows + shape.chunk_rows() - 1) / shape.chunk_rows();
   shape.tiles = static_cast<int>((columns + width - 1) / width);

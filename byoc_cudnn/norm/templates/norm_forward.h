@@ -159,43 +159,89 @@ struct Statistics {
   const A *running_mean, *running_var;
   A *mean, *rstd, *new_mean, *new_var;
 
+  struct Running {
+    A mean, var;
+  };
+  // A channel's running statistics, to be read before its own are there; zeros where there are none.
+  __device__ Running running(int64_t channel) const {
+    if (new_mean == nullptr) return {};
+    return {running_mean[channel], running_var[channel]};
+  }
   // channel : of a batch; else where a group's are, of which there are no running statistics.
-  __device__ void write(int64_t channel, A middle, A var, A n) const {
+  __device__ void write(int64_t channel, const Running& before, A middle, A var, A n) const {
     mean[channel] = middle;
     rstd[channel] = of(var);
     if (new_mean != nullptr) {
       const A spread = unbiased ? var * n / (n - A(1)) : var;
-      new_mean[channel] = (A(1) - momentum) * running_mean[channel] + momentum * middle;
-      new_var[channel] = (A(1) - momentum) * running_var[channel] + momentum * spread;
+      new_mean[channel] = (A(1) - momentum) * before.mean + momentum * middle;
+      new_var[channel] = (A(1) - momentum) * before.var + momentum * spread;
     }
   }
   __device__ A of(A var) const { return A(1) / sqrt(var + epsilon); }
 };
 
+// Moments of so many rows.
+template <typename A>
+struct Merged {
+  A rows, mean, m2;
+
+  // And those of others.
+  template <int N>
+  __device__ void add(const Merged (&others)[N]) {
+    A all = rows, sum = rows * mean, square = m2;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      all += others[k].rows;
+      sum += others[k].rows * others[k].mean;
+      square += others[k].m2;
+    }
+    const A middle = sum / all, apart = mean - middle;
+    square += rows * apart * apart;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const A other = others[k].mean - middle;
+      square += others[k].rows * other * other;
+    }
+    rows = all, mean = middle, m2 = square;
+  }
+  // Of all threads of a channel, which have `n` rows.
+  __device__ Merged over_threads_of(A n) const {
+    A sums[1] = {rows * mean};
+    over_threads(sums);
+    const A middle = sums[0] / n, apart = mean - middle;
+    sums[0] = m2 + rows * apart * apart;
+    over_threads(sums);
+    return {n, middle, sums[0]};
+  }
+};
+
 // Of each channel of an image.  Where groups have several, the moments take the place of its first
 // block's, for `statistics_of_groups`.
 template <typename A, typename S>
-__global__ void __launch_bounds__(kFew* kParts)
+__global__ void __launch_bounds__(kFew* kParts, 1)
     statistics(A* __restrict__ partial, Statistics<A> s, S shape) {
   begin();
   const FewPlace at(shape);
   A* const from = partial + shape.partial_at(at.image, 0, 2) + at.from;
   const A n = A(shape.rows * shape.folds());
-  const int fold = static_cast<int>(shape.folds()), parts = shape.blocks * fold;
-  const auto part = [&](int i) { return from + 2 * (i / fold) * shape.channels + i % fold * shape.real(); };
-  const A mean = over_blocks<A>(parts, [&](int i) {
-                   return A(shape.rows_of(i / fold)) * *part(i);
-                 }) / n;
-  const A m2 = over_blocks<A>(parts, [&](int i) {
-    const A apart = *part(i) - mean;
-    return part(i)[shape.channels] + A(shape.rows_of(i / fold)) * apart * apart;
-  });
+  const int64_t statistic = shape.is_single() ? shape.statistic_at(at.image, at.from) : 0;
+  const auto running = s.running(statistic);
+  Merged<A> own = {};
+  each_part(
+      shape.parts(), Merged<A>{},
+      [&](int i) {
+        const auto part = shape.part(i);
+        const A* const at = from + shape.part_at(part, 2);
+        return Merged<A>{A(shape.rows_of(part.y)), at[0], at[shape.channels]};
+      },
+      [&](const auto& parts) { own.add(parts); });
+  const Merged<A> all = own.over_threads_of(n);
   if (!at.writes) return;
   if (shape.is_single()) {
-    s.write(shape.statistic_at(at.image, at.channel), mean, m2 / n, n);
+    s.write(statistic, running, all.mean, all.m2 / n, n);
   } else {
-    from[0] = mean;
-    from[shape.channels] = m2;
+    from[0] = all.mean;
+    from[shape.channels] = all.m2;
   }
 }
 
@@ -211,7 +257,7 @@ __global__ void __launch_bounds__(32 * kGroupWarps)
     const A apart = from[c] - mean;
     return from[shape.channels + c] + rows * apart * apart;
   });
-  if (at.there && threadIdx.x % 32 == 0) s.write(at.group, mean, m2 / n, n);
+  if (at.there && threadIdx.x % 32 == 0) s.write(at.group, {}, mean, m2 / n, n);
 }
 
 // From the moments of blocks to the statistics.
@@ -334,7 +380,7 @@ cudaError_t forward_by(const RelayWgradNormCall& call, cudaStream_t stream) {
 // A block has its rows of x in shared memory from the first pass to the last; between them all blocks
 // wait for each other.
 template <typename T, Activation act, Residual residual, bool bits, bool placed, bool within, bool summed>
-__global__ void __launch_bounds__(kMany)
+__global__ void __launch_bounds__(kMany, 1)
     normalized_together(const T* x, const T* added, T* total, const T* more,
                         const Sum<T>* __restrict__ gamma, const Sum<T>* __restrict__ beta,
                         Statistics<Sum<T>> s, T* y, uint8_t* __restrict__ mask,
@@ -342,7 +388,8 @@ __global__ void __launch_bounds__(kMany)
                         int64_t x_stride, Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  constexpr int kPair = 2;  // of a thread's rows on the way at once
+  // Of a thread's rows on the way at once; blocks whose moments it reads at once.
+  constexpr int kPair = residual == Residual::kNone ? 2 : 4, kBlocksAtOnce = 5;
   extern __shared__ uint4 kept[];
   const Seat at(z);
   const int turns = z.turns_of<V>(at);
@@ -423,25 +470,29 @@ __global__ void __launch_bounds__(kMany)
     partial[2 * at.block * z.channels + channel] = mean;
     partial[(2 * at.block + 1) * z.channels + channel] = m2;
   }
+  // What the statistics are needed for is on the way while blocks wait for each other.
+  const int64_t from = there ? channel : 0;
+  const A weight = gamma[from], bias = beta[from];
+  const auto running = s.running(from);
   cooperative_groups::this_grid().sync();
   const int parts = kMany / channels;
   const A n = A(z.rows);
-  A sum = 0;
-  for (int b = part; there && b < z.blocks; b += parts) {
-    sum += A(z.rows_of(b)) * __ldcg(partial + 2 * b * z.channels + channel);
-  }
-  const A mean = over_parts(shared, sum, c, part, parts) / n;
-  sum = 0;
-  for (int b = part; there && b < z.blocks; b += parts) {
-    const A apart = __ldcg(partial + 2 * b * z.channels + channel) - mean;
-    sum += __ldcg(partial + (2 * b + 1) * z.channels + channel) + A(z.rows_of(b)) * apart * apart;
-  }
-  const A var = over_parts(shared, sum, c, part, parts) / n;
+  Merged<A> merged = {};
+  each_block<kBlocksAtOnce>(
+      part, parts, z.blocks, Merged<A>{},
+      [&](int b) {
+        const A* const at = partial + int64_t{2} * b * z.channels + from;
+        return Merged<A>{A(z.rows_of(b)), __ldcg(at), __ldcg(at + z.channels)};
+      },
+      [&](const auto& blocks) { merged.add(blocks); });
+  const A mean = over_parts(shared, merged.rows * merged.mean, c, part, parts) / n;
+  const A apart = merged.mean - mean;
+  const A var = over_parts(shared, merged.m2 + merged.rows * apart * apart, c, part, parts) / n;
   if (part == 0 && there) {
-    if (at.block == 0) s.write(channel, mean, var, n);
+    if (at.block == 0) s.write(channel, running, mean, var, n);
     shared.of[0][0][c] = mean;
-    shared.of[0][1][c] = times(gamma[channel], s.of(var));
-    shared.of[0][2][c] = beta[channel];
+    shared.of[0][1][c] = times(weight, s.of(var));
+    shared.of[0][2][c] = bias;
   }
   __syncthreads();
   A middle[V], scale[V], shift[V];

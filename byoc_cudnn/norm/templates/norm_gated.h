@@ -183,53 +183,73 @@ __global__ void __launch_bounds__(kThreads, kResident)
   write_moments(seen, partial, at, shape);
 }
 
-// The parts of which a channel has moments: of an image, those of its blocks, of each of whose rows side by
+// A channel's moments of images, each of which has those of its blocks, and of each of whose rows side by
 // side it has some.
 template <typename A>
-struct Parts {
+struct ImageParts {
   const A* partial;
   int64_t channel;
   const Images& shape;
 
-  __device__ int of_image() const { return static_cast<int>(shape.blocks * shape.fold); }
-  __device__ const A* at(int i) const {
-    const int image = i / of_image(), y = i % of_image() / static_cast<int>(shape.fold);
-    return partial + shape.partial_at(image, y, 2) + i % shape.fold * shape.real() + channel;
+  __device__ Merged<A> of(int image) const {
+    const int count = shape.parts();
+    const A* const from = partial + shape.partial_at(image, 0, 2) + channel;
+    Merged<A> all = {};
+    for (int first = 0; first < count; first += kImageParts) {
+      Merged<A> parts[kImageParts] = {};
+#pragma unroll
+      for (int k = 0; k < kImageParts; ++k) {
+        const auto part = shape.part(first + k < count ? first + k : count - 1);
+        const A* const at = from + shape.part_at(part, 2);
+        parts[k] = {A(shape.rows_of(part.y)), at[0], at[shape.channels]};
+        if (first + k >= count) parts[k] = {};
+      }
+      all.add(parts);
+    }
+    return all;
   }
-  __device__ A mean(int i) const { return *at(i); }
-  __device__ A m2(int i) const { return at(i)[shape.channels]; }
-  __device__ A rows(int i) const {
-    return A(shape.rows_of(i % of_image() / static_cast<int>(shape.fold)));
-  }
+
+ private:
+  static constexpr int kImageParts = 4;  // under way at once
 };
 
 // Of a batch, by the moments of its images; and of each image, by the batch's statistics.
 template <typename A>
-__global__ void __launch_bounds__(kFew* kParts)
+__global__ void __launch_bounds__(kFew* kParts, 1)
     statistics_of_images(const A* __restrict__ partial, Statistics<A> s, const A* __restrict__ gamma,
                          const A* __restrict__ beta, A* __restrict__ squeezed, Images shape) {
   begin();
+  constexpr int kKept = 4;  // means of images that a thread keeps
   const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
-  const Parts<A> parts{partial, channel < shape.real() ? channel : 0, shape};
-  const int all = static_cast<int>(shape.images) * parts.of_image();
-  const A n = A(shape.rows * shape.fold) * A(shape.images);
-  const A mean = over_blocks<A>(all, [&](int i) { return parts.rows(i) * parts.mean(i); }) / n;
-  const A m2 = over_blocks<A>(all, [&](int i) {
-    const A apart = parts.mean(i) - mean;
-    return parts.m2(i) + parts.rows(i) * apart * apart;
-  });
-  if (channel >= shape.real()) return;
-  if (threadIdx.x < kFew) s.write(channel, mean, m2 / n, n);
-  const A scale = times(gamma[channel], s.of(m2 / n)), shift = beta[channel];
-  const int each = parts.of_image(), images = static_cast<int>(shape.images);
-  for (int image = threadIdx.x / kFew; image < images; image += kParts) {
-    A apart = 0;
-    for (int i = image * each; i < (image + 1) * each; ++i) {
-      apart += parts.rows(i) * less(parts.mean(i), mean);
-    }
-    apart /= A(shape.rows * shape.fold);
-    squeezed[image * shape.real() + channel] = times_plus(apart, scale, shift);
+  const bool there = channel < shape.real();
+  const ImageParts<A> parts{partial, there ? channel : 0, shape};
+  const int images = static_cast<int>(shape.images), first = threadIdx.x / kFew;
+  const A rows = A(shape.rows * shape.fold), scale = gamma[parts.channel], shift = beta[parts.channel];
+  const auto running = s.running(parts.channel);
+  Merged<A> own = {};
+  A kept[kKept] = {};
+  const auto read = [&](int image) {
+    const Merged<A> one[1] = {parts.of(image)};
+    own.add(one);
+    return one[0].mean;
+  };
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    if (first + k * kParts < images) kept[k] = read(first + k * kParts);
   }
+  for (int image = first + kKept * kParts; image < images; image += kParts) read(image);
+  const Merged<A> all = own.over_threads_of(rows * A(images));
+  if (!there) return;
+  const A var = all.m2 / all.rows, spread = times(scale, s.of(var));
+  if (threadIdx.x < kFew) s.write(channel, running, all.mean, var, all.rows);
+  const auto write = [&](int image, A mean) {
+    squeezed[image * shape.real() + channel] = times_plus(less(mean, all.mean), spread, shift);
+  };
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    if (first + k * kParts < images) write(first + k * kParts, kept[k]);
+  }
+  for (int image = first + kKept * kParts; image < images; image += kParts) write(image, parts.of(image).mean);
 }
 
 template <typename T, int V, bool whole, Activation act>
@@ -396,7 +416,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
 
 // Of each channel, over the images.
 template <typename A>
-__global__ void __launch_bounds__(kFew* kParts)
+__global__ void __launch_bounds__(kFew* kParts, 1)
     gated_parameters(const A* __restrict__ gate, const A* __restrict__ lift,
                      const A* __restrict__ sums, const A* __restrict__ rstd, A* __restrict__ dgamma,
                      A* __restrict__ dbeta, Images shape) {
@@ -404,16 +424,15 @@ __global__ void __launch_bounds__(kFew* kParts)
   const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
   const int64_t from = channel < shape.real() ? channel : 0, all = shape.images * shape.real();
   const int images = static_cast<int>(shape.images);
-  const auto total = [&](int which) {
-    return over_blocks<A>(images, [&](int image) {
-      const int64_t i = image * shape.real() + from;
-      return gate[i] * sums[which * all + i] + lift[i] * sums[(which + 2) * all + i];
-    });
-  };
-  const A plain = total(0), weighted = total(1);
+  const A spread = rstd[from];
+  const auto total = over_parts_of<2, A>(images, [&](int image) {
+    const int64_t i = image * shape.real() + from;
+    const A g = gate[i], l = lift[i];
+    return Terms<2, A>{g * sums[i] + l * sums[2 * all + i], g * sums[all + i] + l * sums[3 * all + i]};
+  });
   if (channel >= shape.real() || threadIdx.x >= kFew) return;
-  dbeta[channel] = plain;
-  dgamma[channel] = weighted * rstd[channel];
+  dbeta[channel] = total.of[0];
+  dgamma[channel] = total.of[1] * spread;
 }
 
 template <typename T, int V, bool whole, Activation act>

@@ -104,16 +104,6 @@ __global__ void __launch_bounds__(kNear, 4)
   }
 }
 
-// Division by a number that is known when a kernel is launched, of numbers below 2^31.
-struct Quotient {
-  unsigned by, factor, shift;
-  explicit Quotient(int64_t d) : by(static_cast<unsigned>(d)), factor(0), shift(0) {
-    while ((uint64_t{1} << shift) < by) ++shift;
-    factor = static_cast<unsigned>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - by)) / by + 1);
-  }
-  __device__ unsigned of(unsigned n) const { return (__umulhi(n, factor) + n) >> shift; }
-};
-
 // Cells of SR × SS pixels, each of which begins where a window does, or would: a pixel has the same taps
 // of the windows that reach it in each of them, and a window is read once for a cell.
 struct Cells {

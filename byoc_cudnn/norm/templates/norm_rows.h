@@ -249,20 +249,19 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename A>
-__global__ void __launch_bounds__(kFew* kParts)
+__global__ void __launch_bounds__(kFew* kParts, 1)
     rows_parameters(const A* __restrict__ partial, A* __restrict__ dgamma, A* __restrict__ dbeta,
                     Rows z) {
   begin();
   const int64_t channel = int64_t{blockIdx.x} * kFew + threadIdx.x % kFew;
   const int64_t from = channel < z.channels ? channel : 0;
-  const auto sum = [&](int which) {
-    return over_blocks<A>(
-        z.blocks, [&](int y) { return __ldg(partial + (2 * int64_t{y} + which) * z.channels + from); });
-  };
-  const A level = sum(0), slope = sum(1);
+  const auto sums = over_parts_of<2, A>(z.blocks, [&](int y) {
+    const A* const at = partial + 2 * int64_t{y} * z.channels + from;
+    return Terms<2, A>{__ldg(at), __ldg(at + z.channels)};
+  });
   if (channel < z.channels && threadIdx.x < kFew) {
-    dbeta[channel] = level;
-    dgamma[channel] = slope;
+    dbeta[channel] = sums.of[0];
+    dgamma[channel] = sums.of[1];
   }
 }
 

@@ -67,6 +67,22 @@ struct Sums {
   A counts[kMany / 32];
 };
 
+// Calls `some(values)` with what `read(b)` gives of each of a thread's blocks, so many at a time: all are under
+// way together, those that are not there as well, in whose place is `none`.
+template <int N, typename Value, typename Read, typename Some>
+__device__ inline void each_block(int part, int parts, int blocks, const Value& none, Read read, Some some) {
+  for (int first = part; first < blocks; first += N * parts) {
+    Value values[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const int b = first + k * parts;
+      values[k] = read(b < blocks ? b : blocks - 1);
+      if (b >= blocks) values[k] = none;
+    }
+    some(values);
+  }
+}
+
 // The sum of all parts' values for a channel; every thread gets it.
 template <typename A, int V>
 __device__ inline A over_parts(Sums<A, V>& shared, A value, int c, int part, int parts) {
