@@ -18,6 +18,7 @@ from byoc_cudnn.cast_transpose import CAST_TRANSPOSES, CastTransposeCall, Transp
 from byoc_cudnn.cast_transpose.lower import lower_cast_transposes
 from byoc_cudnn.cast_transpose.places import transposition
 from byoc_cudnn.norm.lower import lower_norms
+from relay_wgrad.dtypes import numpy_dtype
 from relay_wgrad.frontend import from_onnx
 from relay_wgrad.graph.walk import variables_of
 from relay_wgrad.ir import op_name
@@ -284,6 +285,27 @@ MOVES = (
 )  # fmt: skip
 
 
+# What a block has of a tensor: some blocks, whole packs or not; of one some rows, some columns,
+# some of both; 16 bytes of either side at once, or one element.
+TURNED = ((40, 5, 9), (3, 5, 9), (2, 300, 9), (1, 226, 27), (2, 9, 328), (1, 9, 230), (1, 96, 104),
+          (1, 67, 65), (2, 1, 300), (1, 33, 64))  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "result"), [("float32", "bfloat16"), ("float16", "float32")])
+def test_tiles(tmp_path: Path, source: str, result: str) -> None:
+    moves = tuple(Transposition(*sizes) for sizes in TURNED)
+    call = CastTransposeCall("f", source, result, moves, False)
+    rng, kind = np.random.default_rng(1), np.dtype(numpy_dtype(source))
+    sources = [
+        aligned(rng.standard_normal(m.sizes).astype(kind), kind.itemsize * (i == 1))
+        for i, m in enumerate(moves)
+    ]
+    for move, got, want in zip(
+        moves, kernels_results(tmp_path, call, sources), moved(call, sources), strict=True
+    ):
+        assert np.array_equal(got.ravel().view("uint8"), want.view("uint8")), move
+
+
 @pytest.mark.longer_cases("None", "3.0-False", why="256 threads emulated for each tile")
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("scale", [None, 3.0])
@@ -295,7 +317,17 @@ def test_kernel(tmp_path: Path, filled: bool, scale: float | None) -> None:
     rng = np.random.default_rng(0)
     sources = [aligned(rng.standard_normal(m.sizes).astype("float32")) for m in moves]
     sources[0].flat[1] = np.nan
-    results = [aligned(np.full(m.results, 7, "float16")) for m in moves]
+    results = kernels_results(tmp_path, call, sources, scale)
+    want = moved(call, sources, 1.0 if scale is None else scale)
+    for move, a, b in zip(moves, results, want, strict=True):
+        assert np.array_equal(a.ravel(), b, equal_nan=True), move
+
+
+def kernels_results(
+    folder: Path, call: CastTransposeCall, sources: list[np.ndarray], scale: float | None = None
+) -> list[np.ndarray]:
+    moves = call.tensors
+    results = [aligned(np.full(m.results, 7, numpy_dtype(call.result))) for m in moves]
     table = (_Tensor * len(moves))()
     for i, move in enumerate(moves):
         table[i].source, table[i].result = sources[i].ctypes.data, results[i].ctypes.data
@@ -304,8 +336,6 @@ def test_kernel(tmp_path: Path, filled: bool, scale: float | None) -> None:
     kept = ctypes.c_float(scale or 0)
     factor = None if scale is None else ctypes.addressof(kept)
     name = CAST_TRANSPOSES.kernel_of(call)
-    own = cuda_emulated.loaded(tmp_path, name)
+    own = cuda_emulated.loaded(folder, name)
     assert getattr(own, name)(ctypes.byref(_Call(table, len(moves), factor)), None) == 0
-    want = moved(call, sources, 1.0 if scale is None else scale)
-    for move, a, b in zip(moves, results, want, strict=True):
-        assert np.array_equal(a.ravel(), b, equal_nan=True), move
+    return results
