@@ -101,12 +101,13 @@ def test_other_kernels_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "became"), [
-        ("blocks", "c=16 h=23 w=25 k=16 r=4 s=4"), ("rows", "c=48 h=23 w=22 k=16 r=4 s=1"),
+    ("form", "became", "stores"), [
+        ("blocks", "c=16 h=23 w=25 k=16 r=4 s=4", 2), ("rows", "c=48 h=23 w=22 k=16 r=4 s=1", 1),
     ],
 )  # fmt: skip
-def test_an_image_is_read_once(form: str, became: str) -> None:
-    """One kernel takes it from NCHW in float32 to what both convolutions read."""
+def test_an_image_is_read_once(form: str, became: str, stores: int) -> None:
+    """One kernel takes it from NCHW in float32 to what both convolutions read: by pixels of few
+    channels, or by eight channels."""
 
     def body(emit: Any, image: Any, weight: Any, dy: Any) -> Any:
         x = emit(relax.op.astype(emit(relax.op.permute_dims(image, [0, 2, 3, 1])), "bfloat16"))
@@ -130,9 +131,11 @@ def test_an_image_is_read_once(form: str, became: str) -> None:
     assert len(bodies) == 3  # the image's, the filter's and its gradient's
     (reads,) = (text for text in bodies if "image_ptr" in text)
     assert "fused_transpose_cast_space_to_depth" in reads
-    assert len(re.findall(r"^ *\*\(uint4\*\)\(space_to_depth\w* \+", reads, re.MULTILINE)) == 1
+    found = re.findall(r"^ *\*\(uint4\*\)\(space_to_depth\w* \+", reads, re.MULTILINE)
+    assert len(found) == stores
+    assert "for (" not in reads
     first, _, last = reads.partition("condval")
-    assert first.count("image_ptr[") == 8  # no load waits for a comparison
+    assert first.count("image_ptr[") == 8 * stores  # no load waits for a comparison
     assert "image_ptr[" not in last
     # Where a channel's pixel is, is asked of the thread, not for each of its channels.
     assert len(set(re.findall(r"% \d+|/ \d+", reads))) <= 7
