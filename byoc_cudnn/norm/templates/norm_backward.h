@@ -380,7 +380,6 @@ __global__ void __launch_bounds__(kMany, 1)
   constexpr int V = kVector<T>;
   constexpr bool kBehind = kIsBehind<mask>;
   constexpr Mask kLater = kBehind ? Mask::kNone : mask;
-  constexpr int kBlocksAtOnce = 10;  // whose sums a thread reads at once
   extern __shared__ uint4 kept[];
   uint4* const kept_x = kept + z.turns * kMany;
   const Seat at(z);
@@ -457,7 +456,7 @@ __global__ void __launch_bounds__(kMany, 1)
   cooperative_groups::this_grid().sync();
   const int parts = kMany / channels;
   Two<A> own = {};
-  each_block<kBlocksAtOnce>(
+  each_block(
       part, parts, z.blocks, Two<A>{},
       [&](int b) {
         const A* const at = partial + int64_t{2} * b * z.channels + from;
@@ -511,7 +510,7 @@ int backward(const RelayWgradNormCall& call, cudaStream_t stream) {
                                       call.total});
   };
   if (fits(call)) {
-    const Together z = together_of<T>(call, 2, 80);
+    const Together z = together_of<T>(call, 2);
     const cudaError_t error = launch_together(
         gradient_together<T, act, mask, summed, sliced, within, skip>, z, 2, sizeof(Sums<A, kVector<T>>),
         stream, static_cast<const T*>(call.dy), static_cast<const T*>(call.dy2),

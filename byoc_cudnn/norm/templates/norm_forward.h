@@ -388,8 +388,7 @@ __global__ void __launch_bounds__(kMany, 1)
                         int64_t x_stride, Together z) {
   using A = Sum<T>;
   constexpr int V = kVector<T>;
-  // Of a thread's rows on the way at once; blocks whose moments it reads at once.
-  constexpr int kPair = residual == Residual::kNone ? 2 : 4, kBlocksAtOnce = 5;
+  constexpr int kPair = residual == Residual::kNone ? 2 : 4;  // of a thread's rows on the way at once
   extern __shared__ uint4 kept[];
   const Seat at(z);
   const int turns = z.turns_of<V>(at);
@@ -478,7 +477,7 @@ __global__ void __launch_bounds__(kMany, 1)
   const int parts = kMany / channels;
   const A n = A(z.rows);
   Merged<A> merged = {};
-  each_block<kBlocksAtOnce>(
+  each_block(
       part, parts, z.blocks, Merged<A>{},
       [&](int b) {
         const A* const at = partial + int64_t{2} * b * z.channels + from;
@@ -536,7 +535,7 @@ int forward(const RelayWgradNormCall& call, cudaStream_t stream) {
     return is_whole<T>(one.channels, {call.x, call.more, call.residual, call.out, call.own, call.total});
   };
   if (fits(call)) {
-    const Together z = together_of<T>(call, 1, 40);
+    const Together z = together_of<T>(call, 1);
     const cudaError_t error = launch_together(
         normalized_together<T, act, residual, bits, placed, within, summed>, z, 1,
         sizeof(Sums<A, kVector<T>>), stream, static_cast<const T*>(call.x),

@@ -9,8 +9,8 @@ namespace {
 using Windows = RelayWgradNormWindows;
 
 // Windows that a thread has one below the other; threads of a block forward; cells of a thread that writes,
-// and blocks of those.
-constexpr int kBand = 8, kNear = 128, kTurns = 2, kMostBlocks = 65535;
+// and blocks of those, one above the other.
+constexpr int kBand = 8, kNear = 128, kTurns = 2, kMostTall = 65535;
 
 // What is not there is read at the border, so that no load waits for a question.
 __device__ inline int nearest(int at, int64_t size) {
@@ -330,7 +330,7 @@ cudaError_t backward_pooled_by(const RelayWgradNormCall& call, cudaStream_t stre
   if (error != cudaSuccess) return error;
   Plain last = shape;
   const int64_t turns = (int64_t{cells.count} + kTurns * last.height() - 1) / (kTurns * last.height());
-  last.blocks = static_cast<int>(turns < kMostBlocks ? turns : kMostBlocks);
+  last.blocks = static_cast<int>(turns < kMostTall ? turns : kMostTall);
   return launch(gradient_of_pooled<T, whole, act, R, S, SR, SS>, grid_of(last), kThreads, stream, dy,
                 index, x, gamma, beta, mean, rstd, static_cast<const A*>(dgamma),
                 static_cast<const A*>(dbeta), static_cast<T*>(call.out), static_cast<A>(call.alpha),

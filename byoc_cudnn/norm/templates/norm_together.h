@@ -16,6 +16,8 @@
 namespace {
 
 constexpr int kMany = RW_NORM_MANY, kPacks = 8, kBatch = 4;
+// Blocks of the same channels at most, and those whose sums a thread reads at once: a turn or two.
+constexpr int kMostBlocks = 80, kBlocksAtOnce = 10;
 constexpr unsigned kAll = 0xffffffffu;
 
 struct Together {
@@ -69,12 +71,12 @@ struct Sums {
 
 // Calls `some(values)` with what `read(b)` gives of each of a thread's blocks, so many at a time: all are under
 // way together, those that are not there as well, in whose place is `none`.
-template <int N, typename Value, typename Read, typename Some>
+template <typename Value, typename Read, typename Some>
 __device__ inline void each_block(int part, int parts, int blocks, const Value& none, Read read, Some some) {
-  for (int first = part; first < blocks; first += N * parts) {
-    Value values[N];
+  for (int first = part; first < blocks; first += kBlocksAtOnce * parts) {
+    Value values[kBlocksAtOnce];
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
+    for (int k = 0; k < kBlocksAtOnce; ++k) {
       const int b = first + k * parts;
       values[k] = read(b < blocks ? b : blocks - 1);
       if (b >= blocks) values[k] = none;
@@ -135,9 +137,9 @@ __device__ inline void write_kept(const Pack<T, V>& pack, uint4* kept, int turn)
 }
 
 // How `tensors` of a call's rows are shared out, if they fit.  Each block reads the sums of all blocks
-// of its channels, so it does not pay for more than `limit` of them (measured on an H200).
+// of its channels, so it does not pay for more than some of them.
 template <typename T>
-inline Together together_of(const RelayWgradNormCall& call, int tensors, int limit) {
+inline Together together_of(const RelayWgradNormCall& call, int tensors) {
   const int64_t packs = call.channels / kVector<T>;
   Together z{call.rows, call.channels, kPacks, 0, 0, 0, 0};
   while (z.width > 1 && z.width / 2 >= packs) z.width /= 2;
@@ -150,7 +152,7 @@ inline Together together_of(const RelayWgradNormCall& call, int tensors, int lim
   most = most < room ? most : room;
   const int64_t useful = (call.rows + z.height() - 1) / z.height();
   most = most < useful ? most : useful;
-  if (most > limit) return z;
+  if (most > kMostBlocks) return z;
   z.range = static_cast<int>((call.rows + most - 1) / most);
   z.turns = (z.range + z.height() - 1) / z.height();
   if (int64_t{16} * kMany * z.turns * tensors <= (1 << 18)) {
