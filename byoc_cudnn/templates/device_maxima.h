@@ -8,10 +8,14 @@ namespace {
 template <int V>
 struct alignas(V) Taps {
   uint8_t of[V];
-  static __device__ Taps none() {
-    Taps taps;
-    memset(&taps, 255, sizeof(taps));
-    return taps;
+  // Else they are none.
+  __device__ void keep_if(bool there) {
+    using Word = std::conditional_t<V % 4 == 0, uint32_t, uint16_t>;
+    Word words[V / sizeof(Word)];
+    memcpy(words, of, V);
+#pragma unroll
+    for (Word& word : words) word |= there ? 0 : static_cast<Word>(~0u);
+    memcpy(of, words, V);
   }
 };
 
@@ -126,9 +130,8 @@ struct Best<__half, 8> : BestOfPairs<__half, __half2> {};
 template <>
 struct Best<__nv_bfloat16, 8> : BestOfPairs<__nv_bfloat16, __nv_bfloat162> {};
 
-// A pixel's gradient: of the windows that are seen, at most `windows`, those whose maximum it is; rounded
-// once.
-template <typename T, int V, int windows>
+// A pixel's gradient: of the windows that are seen those whose maximum it is; rounded once.
+template <typename T, int V>
 struct Gathered {
   __device__ void see(const Pack<T, V>& g, const Taps<V>& taps, int tap) {
 #pragma unroll
@@ -149,7 +152,7 @@ struct Gathered {
 
 // Two channels an instruction: taps are compared as halves, of which they are the least.  A sum of two is
 // rounded as a float's would be; more are floats until they are rounded.
-template <typename T, typename Pair, int windows>
+template <typename T, typename Pair>
 struct GatheredOfPairs {
   __device__ void see(const Pack<T, 8>& g, const Taps<8>& taps, int tap) {
     unsigned bits[4], bytes[2];
@@ -166,43 +169,48 @@ struct GatheredOfPairs {
     }
     Pack<T, 8> chosen;
     memcpy(&chosen, bits, sizeof(bits));
-    if constexpr (windows > 2) {
-#pragma unroll
-      for (int c = 0; c < 8; ++c) sum_[c] += wide(chosen.value[c]);
-    } else if (any_) {
-      Pair pairs[4], more[4];
-      memcpy(pairs, &value_, sizeof(pairs));
-      memcpy(more, bits, sizeof(more));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = __hadd2(pairs[i], more[i]);
-      memcpy(&value_, pairs, sizeof(pairs));
+    if (seen_ < 2) {
+      pairs_[seen_] = chosen;
     } else {
-      value_ = chosen;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        if (seen_ == 2) sum_[c] = wide(pairs_[0].value[c]) + wide(pairs_[1].value[c]);
+        sum_[c] += wide(chosen.value[c]);
+      }
     }
-    any_ = true;
+    ++seen_;
   }
   __device__ Pack<T, 8> value() const {
     Pack<T, 8> out;
-    if constexpr (windows > 2) {
+    if (seen_ > 2) {
 #pragma unroll
       for (int c = 0; c < 8; ++c) out.value[c] = narrow<T>(sum_[c]);
-      return out;
+    } else if (seen_ == 2) {
+      Pair one[4], two[4];
+      memcpy(one, &pairs_[0], sizeof(one));
+      memcpy(two, &pairs_[1], sizeof(two));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) one[i] = __hadd2(one[i], two[i]);
+      memcpy(&out, one, sizeof(out));
+    } else if (seen_ == 1) {
+      out = pairs_[0];
+    } else {
+      memset(&out, 0, sizeof(out));
     }
-    memset(&out, 0, sizeof(out));
-    return any_ ? value_ : out;
+    return out;
   }
 
  private:
-  bool any_ = false;
-  Pack<T, 8> value_;
-  float sum_[8] = {};
+  int seen_ = 0;  // known where loops over windows are unrolled
+  Pack<T, 8> pairs_[2];
+  float sum_[8];
 };
 
-template <int windows>
-struct Gathered<__half, 8, windows> : GatheredOfPairs<__half, __half2, windows> {};
+template <>
+struct Gathered<__half, 8> : GatheredOfPairs<__half, __half2> {};
 
-template <int windows>
-struct Gathered<__nv_bfloat16, 8, windows> : GatheredOfPairs<__nv_bfloat16, __nv_bfloat162, windows> {};
+template <>
+struct Gathered<__nv_bfloat16, 8> : GatheredOfPairs<__nv_bfloat16, __nv_bfloat162> {};
 
 // The first window that reaches a pixel, or would.
 __device__ inline int first_of(int pixel, int before, int taken, int stride) {

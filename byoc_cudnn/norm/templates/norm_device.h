@@ -294,6 +294,30 @@ __device__ inline bool passes(A v) {
   return true;
 }
 
+// Half of what is left of a number that is stored as T: of the least above 0, and of the last below 6.  What is
+// as far off as that goes to the even one: to 0, and to 6.
+template <typename T>
+struct Rounding {
+  static constexpr Sum<T> kZero = 0, kSix = 6;
+};
+template <>
+struct Rounding<__half> {
+  static constexpr float kZero = 0x1p-25f, kSix = 6 - 0x1p-9f;
+};
+template <>
+struct Rounding<__nv_bfloat16> {
+  static constexpr float kZero = 0x1p-134f, kSix = 6 - 0x1p-6f;
+};
+
+// The same of what is not stored yet: as a comparison, without the way to T and back.
+template <Activation act, typename T>
+__device__ inline bool passes_rounded(Sum<T> v) {
+  if constexpr (act == Activation::kRelu) return !(v <= Rounding<T>::kZero);
+  if constexpr (act == Activation::kRelu6) return !(v <= Rounding<T>::kZero || v >= Rounding<T>::kSix);
+  if constexpr (act == Activation::kLeakyRelu) return v > Rounding<T>::kZero;
+  return true;
+}
+
 // What is left of it elsewhere.
 template <Activation act, typename A>
 __device__ inline A held_back(A dy, A alpha) {
@@ -326,7 +350,7 @@ __device__ inline Sum<T> before(Sum<T> dy, Sum<T> v, Sum<T> alpha) {
   } else if constexpr (act == Activation::kElu) {
     return v <= A(0) ? dy * alpha * exponential<T>(v) : dy;
   } else {
-    return passes<act>(wide(narrow<T>(v))) ? dy : held_back<act>(dy, alpha);
+    return passes_rounded<act, T>(v) ? dy : held_back<act>(dy, alpha);
   }
 }
 

@@ -12,9 +12,11 @@ using Windows = RelayWgradNormWindows;
 // and blocks of those, one above the other.
 constexpr int kBand = 8, kNear = 128, kTurns = 2, kMostTall = 65535;
 
-// What is not there is read at the border, so that no load waits for a question.
+// What is not there is read at the border, so that no load waits for a question.  Not as max(min(at, last), 0):
+// with the sum before it ptxas 13.0 makes one instruction of that for sm_90, whose results were wrong.
 __device__ inline int nearest(int at, int64_t size) {
-  return at < 0 ? 0 : at < size ? at : static_cast<int>(size) - 1;
+  const int last = static_cast<int>(size) - 1;
+  return at < 0 ? 0 : at < last ? at : last;
 }
 
 // Maxima of a window's rows, of which the next window's first ones are some.
@@ -49,6 +51,20 @@ struct Maxima {
   }
 };
 
+// ReLU of what is rounded already, two channels an instruction: a NaN stays, and -0 becomes 0.
+template <typename T>
+__device__ inline Pack<T, 8> relu_of_pairs(const Pack<T, 8>& pack) {
+  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+  Pair pairs[4], zeros;
+  memcpy(pairs, &pack, sizeof(pairs));
+  memset(&zeros, 0, sizeof(zeros));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pairs[i] = __hmax2_nan(pairs[i], zeros);
+  Pack<T, 8> out;
+  memcpy(&out, pairs, sizeof(out));
+  return out;
+}
+
 // A thread has a pack of a column of windows, a band of them one after another.
 template <typename T, bool whole, Activation act, int R, int S, int SR, int SS>
 __global__ void __launch_bounds__(kNear, 4)
@@ -71,7 +87,12 @@ __global__ void __launch_bounds__(kNear, 4)
 #pragma unroll
   for (int c = 0; c < V; ++c) scale[c] = times(scale[c], spread[c]);
   const auto made = [&](const Pack<T, V>& a) {
-    return result<act, Residual::kNone>(a, a, middle, scale, shift, alpha);
+    if constexpr (act == Activation::kRelu && sizeof(T) == 2) {
+      return relu_of_pairs(
+          result<Activation::kNone, Residual::kNone>(a, a, middle, scale, shift, alpha));
+    } else {
+      return result<act, Residual::kNone>(a, a, middle, scale, shift, alpha);
+    }
   };
   const int column = q * SS - z.left, end = first + kBand < z.p ? first + kBand : static_cast<int>(z.p);
   for (int64_t n = blockIdx.y; n < z.n; n += gridDim.y) {
@@ -126,14 +147,16 @@ struct Cell {
     Pack<T, V> g;
     Taps<V> taps;
   };
+  static constexpr unsigned kOutside = ~0u;
   struct Pixel {
     Pack<T, V> x;
-    int64_t at;  // < 0: outside
+    unsigned at;  // of all images' pixels; kOutside
   };
   const T *dy, *from;
   const uint8_t* index;
   const Windows& z;
-  int64_t n, channel;
+  int64_t channel;
+  unsigned n;
   int p, q;  // the window that begins with it
   Window windows[kTogether ? kDown : 1][kTogether ? kAcross : 1];
   Pixel pixels[kFewPixels ? SR : 1][kFewPixels ? SS : 1];
@@ -162,22 +185,23 @@ struct Cell {
   }
 
   __device__ Pixel pixel(int a, int b) const {
-    const int h = p * SR - z.top + a, w = q * SS - z.left + b, row = nearest(h, z.h), column = nearest(w, z.w);
-    const int64_t at = ((n * z.h + row) * z.w + column) * z.c + channel;
+    const int h = p * SR - z.top + a, w = q * SS - z.left + b;
+    const int row = nearest(h, z.h), column = nearest(w, z.w);
+    const unsigned at = (n * static_cast<unsigned>(z.h) + row) * static_cast<unsigned>(z.w) + column;
     Pixel found;
-    load<whole>(found.x, from + at, z.c - channel);
-    found.at = row == h && column == w ? at : -1;
+    load<whole>(found.x, from + at * z.c + channel, z.c - channel);
+    found.at = (row == h) & (column == w) ? at : kOutside;
     return found;
   }
 
   // The window so many before, of which no tap is told where it is not there.
   __device__ Window window(int down, int across) const {
     const int row = nearest(p - down, z.p), column = nearest(q - across, z.q);
-    const int64_t from = ((n * z.p + row) * z.q + column) * z.c + channel;
+    const unsigned at = (n * static_cast<unsigned>(z.p) + row) * static_cast<unsigned>(z.q) + column;
     Window found;
-    load<whole>(found.g, dy + from, z.c - channel);
-    load_taps<whole>(found.taps, index + from, z.c - channel);
-    if (row != p - down || column != q - across) found.taps = Taps<V>::none();
+    load<whole>(found.g, dy + at * z.c + channel, z.c - channel);
+    load_taps<whole>(found.taps, index + at * z.c + channel, z.c - channel);
+    found.taps.keep_if((row == p - down) & (column == q - across));
     return found;
   }
 
@@ -188,7 +212,7 @@ struct Cell {
     for (int a = 0; a < SR; ++a) {
 #pragma unroll
       for (int b = 0; b < SS; ++b) {
-        Gathered<T, V, kDown * kAcross> sum;
+        Gathered<T, V> sum;
 #pragma unroll
         for (int down = kDown - 1; down >= 0; --down) {  // in the order of windows
 #pragma unroll
@@ -241,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
 #pragma unroll 1
     for (unsigned i = blockIdx.y * shape.height() + at.row; i < cells.count; i += turn) {
       const Cell<whole, R, S, SR, SS, T, V> cell(dy, index, x, cells, i, at.channel);
-      cell.each_pixel([&](Pack<T, V>& g, const Pack<T, V>& a, int64_t) {
+      cell.each_pixel([&](Pack<T, V>& g, const Pack<T, V>& a, unsigned) {
         add_gradient<act, mask, false>(g, g, a, a, 0, middle, scale, shift, alpha, plain, weighted);
       });
     }
@@ -277,9 +301,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
 #pragma unroll 1
   for (unsigned i = blockIdx.y * shape.height() + at.row; i < cells.count; i += turn) {
     const Cell<whole, R, S, SR, SS, T, V> cell(dy, index, x, cells, cells.count - 1 - i, at.channel);
-    cell.each_pixel([&](Pack<T, V>& g, const Pack<T, V>& a, int64_t to) {
-      if (to < 0) return;
-      store<whole>(dx + to, gradient_of<act, mask, false>(g, a, a, middle, scale, shift, slope, level, alpha),
+    cell.each_pixel([&](Pack<T, V>& g, const Pack<T, V>& a, unsigned to) {
+      if (to == cell.kOutside) return;
+      store<whole>(dx + to * shape.channels + at.channel,
+                   gradient_of<act, mask, false>(g, a, a, middle, scale, shift, slope, level, alpha),
                    at.left);
     });
   }

@@ -115,6 +115,36 @@ def test_forward_and_backward(
             assert error <= limit * np.linalg.norm(want[name]), (one, name, error)
 
 
+@pytest.mark.longer_cases("float16")
+@pytest.mark.parametrize(
+    ("dtype", "activation"), [("bfloat16", "relu"), ("float16", "relu6"), ("float16", "leaky_relu")]
+)
+def test_what_passes_is_told_of_what_would_be_stored(
+    folder: Path, dtype: str, activation: str
+) -> None:
+    """Beside 0 and 6: half of the least number, which goes to 0, and of the last below 6, to 6."""
+    kind = DTYPES[dtype]
+    least, last = (2.0**-133, 6 - 2.0**-5) if dtype == "bfloat16" else (2.0**-24, 6 - 2.0**-8)
+    edges = np.array([0, least / 2, -least / 2, least, (6 + last) / 2, last, 6], "float32")
+    values = np.concatenate([np.nextafter(edges, np.float32(side)) for side in (-9, 9)])
+    values = np.concatenate([edges, values, np.array([np.nan, 1, -1], "float32")])
+    beta = np.resize(values, 24).astype("float32")
+    t = Tensors((2, 24), dtype)
+    t["x"] = aligned(np.zeros((2, 24), kind))  # so that what would be stored is beta, rounded
+    t["dy"] = aligned(np.array([[1.0] * 24, [0.0] * 24]).astype(kind))
+    for name, value in (("gamma", 1), ("mean", 0), ("rstd", 1)):
+        t[name] = aligned(np.full(24, value, "float32"))
+    t["beta"] = aligned(beta)
+    call = NormCall("b", "backward", dtype, activation, alpha=alpha_of(activation))
+    cuda_emulated.norm(folder, call, t.ready(call), False)
+    stored = beta.astype(kind).astype("float32")
+    passes = stored > 0 if activation == "leaky_relu" else ~(stored <= 0)
+    if activation == "relu6":
+        passes &= ~(stored >= 6)
+    held = alpha_of(activation) if activation == "leaky_relu" else 0
+    assert np.array_equal(t["dbeta"], np.where(passes, 1, np.float32(held)))
+
+
 @pytest.mark.parametrize("shape", [(300, 64), (300, 6)])
 @pytest.mark.parametrize("together", [False, True])
 def test_parameters_that_lie_anywhere(folder: Path, shape: tuple[int, ...], together: bool) -> None:
