@@ -162,6 +162,10 @@ def test_parameters_that_lie_anywhere(folder: Path, shape: tuple[int, ...], toge
         found.append(t)
     for name, value in found[0].items():
         np.testing.assert_array_equal(found[1][name], value, name)
+    t = found[0]
+    want = {"mean": t.wide("x").mean(0), "dbeta": (t.wide("dy") * (t.wide("y") > 0)).sum(0)}
+    for name, value in want.items():
+        assert np.linalg.norm(t[name] - value) <= SUMS["float32"] * np.linalg.norm(value), name
 
 
 @pytest.mark.parametrize(
