@@ -36,6 +36,8 @@ class Standing:
     folder : of the cache.  what : whose it is, in words.  source : makes its text.
     lacking : what a toolchain lacks to build it, as a message; empty if nothing.
     is_host : whether it is nothing of CUDA's, which it is then built and linked without.
+    words : makes what the compiler is told besides.
+    begun : is given the compiler's process, which another thread may end.
     """
 
     folder: str
@@ -43,6 +45,8 @@ class Standing:
     source: Callable[[], str]
     lacking: Callable[[Toolchain], str]
     is_host: bool = False
+    words: Callable[[], Sequence[str]] = list
+    begun: Callable[[Any], None] | None = None
     loaded: Any = None
     _lock: Any = field(default_factory=lock, repr=False)
 
@@ -69,7 +73,7 @@ class Standing:
         if not self.is_host:
             preload(found)
         source = self.source()
-        name = f"{digest(source, found)}.so"
+        name = f"{digest(source, found, self.words())}.so"
         try:
             path = private_folder(self.folder, environ) / name
         except ToolchainError as error:
@@ -82,7 +86,7 @@ class Standing:
         with working_folder() as folder:
             unit, made = folder / "library.cc", folder / "library.so"
             unit.write_text(text, encoding="utf-8")
-            _run([*shared_command(unit, made, found), _FASTER])
+            _run([*shared_command(unit, made, found), *self.words(), _FASTER], self.begun)
             if path is not None:
                 try:
                     write(path, made.read_bytes())
@@ -97,10 +101,10 @@ class Standing:
             return tvm_ffi.load_module(str(made))  # which stays loaded
 
 
-def digest(text: str, found: Toolchain) -> str:
+def digest(text: str, found: Toolchain, words: Sequence[str] = ()) -> str:
     """Of a source and all else that its library depends on."""
-    return key_of([text, _FASTER, *host_facts(found)])[:20]
+    return key_of([text, _FASTER, *words, *host_facts(found)])[:20]
 
 
-def _run(command: Sequence[str]) -> str:
-    return run_tool(command, "the compiler", _SECONDS)
+def _run(command: Sequence[str], begun: Callable[[Any], None] | None = None) -> str:
+    return run_tool(command, "the compiler", _SECONDS, begun=begun)

@@ -21,7 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -249,14 +249,23 @@ def _ffi_includes() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(path) for path in found))
 
 
-def run_tool(command: Sequence[str], who: str, seconds: float, folder: Path | None = None) -> str:
+def run_tool(
+    command: Sequence[str], who: str, seconds: float, folder: Path | None = None,
+    begun: Callable[[subprocess.Popen[str]], None] | None = None,
+) -> str:  # fmt: skip
     """What a command prints; `who` is its name.  Raises ToolchainError with its words.
 
     folder : where it runs, if not where this process does.
+    begun : is given the process, the first of a group of its own, which then runs when nobody else
+        has work for the processor.
     """
     try:
-        done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, check=False, timeout=seconds, cwd=folder
+        done = (
+            subprocess.run(  # noqa: S603
+                command, capture_output=True, text=True, check=False, timeout=seconds, cwd=folder
+            )
+            if begun is None
+            else _run_last(command, seconds, folder, begun)
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"{who}: {' '.join(command)}: {error}") from error
@@ -264,3 +273,22 @@ def run_tool(command: Sequence[str], who: str, seconds: float, folder: Path | No
         words = (done.stderr or done.stdout)[:4000]
         raise ToolchainError(f"{who} failed:\n{' '.join(command)}\n{words}")
     return done.stdout
+
+
+def _run_last(
+    command: Sequence[str], seconds: float, folder: Path | None,
+    begun: Callable[[subprocess.Popen[str]], None],
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    nice = shutil.which("nice")
+    words = [nice, "-n", "19", *command] if nice else [*command]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(  # noqa: S603
+        words, stdout=pipe, stderr=pipe, text=True, cwd=folder, start_new_session=True
+    ) as process:
+        begun(process)
+        try:
+            out, errors = process.communicate(timeout=seconds)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, out, errors)

@@ -392,7 +392,7 @@ class _Program:
             if self._counted:
                 given += [inputs[i] for i in self._counted]
             with self._turns:
-                made, read, _, token, written, _ = self._function(given)
+                made, read, _, token, written, *_ = self._function(given)
                 self.report.captured = self._function.is_graph
                 if token is None:
                     unshare(made, read)

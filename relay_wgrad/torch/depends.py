@@ -7,7 +7,6 @@ Where Python tells of changes (`dict_watch`), the dictionaries among it are read
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
@@ -53,6 +52,7 @@ class Depends:
         self._watch: Watch | Tags | None = None
         self._are_objects_same = _look_at(self._modules, self._kinds, self._dicts)
         self._watched: list[Any] = []
+        self._had_library = False
         self._settle()
 
     def is_current(self) -> bool:
@@ -162,6 +162,13 @@ class Depends:
         """Whether everything is the same object; that of a library's layers may be an equal one."""
         told = self._watch
         try:
+            if functions() is not None and not self._had_library:
+                self._had_library = True
+                if told is None:  # from here on it may be told
+                    self._begin_watch()
+                    told = self._watch
+                    if told is not None:
+                        told.changed = True
             if told is None or not told.is_open:
                 return self.are_dictionaries_same() and self._is_rest_same()
             if told.changed:
@@ -200,22 +207,24 @@ def _look_at(
     modules: Sequence[torch.nn.Module], kinds: Sequence[type], dicts: Sequence[dict[str, Any]]
 ) -> Callable[[], bool]:
     """What says whether each module is of its class and has its dictionary."""
+    three = tuple(modules), tuple(kinds), tuple(dicts)
+    is_plain: bool | None = None  # a class may say itself which dictionary it has
 
-    def by_loops() -> bool:
-        return [*map(type, modules)] == kinds and all(map(is_, map(_attributes, modules), dicts))
+    def look() -> bool:
+        nonlocal is_plain
+        library = functions()
+        if library is not None and is_plain is not False:
+            if library.hold_objects(*three):
+                is_plain = True
+                return True
+            if is_plain:
+                return False
+        same = [*map(type, modules)] == kinds and all(map(is_, map(_attributes, modules), dicts))
+        if same and library is not None:
+            is_plain = False
+        return same
 
-    library = functions()
-    if library is None:
-        return by_loops
-    hold, count = library.hold_objects, len(modules)
-    words = [id(one) for three in zip(modules, kinds, dicts, strict=True) for one in three]
-    things = (ctypes.c_uint64 * len(words))(*words)
-
-    def by_library() -> bool:
-        return bool(hold(count, ctypes.addressof(things)))
-
-    # A class may say itself which dictionary it has.
-    return by_library if by_library() else by_loops
+    return look
 
 
 def is_dispatched(x: torch.Tensor) -> bool:

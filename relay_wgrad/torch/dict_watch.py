@@ -137,44 +137,41 @@ class Ears:
 class Tags:
     """The same, asked of the dictionaries themselves."""
 
-    __slots__ = ("_all", "_dictionaries", "_is_set", "_library", "is_open")
+    __slots__ = ("_dictionaries", "_is_set", "_library", "_tags", "is_open")
 
     def __init__(self, library: Functions, dictionaries: Iterable[Any]) -> None:
-        self._library, self._dictionaries = library, [*dictionaries]  # who must live
-        pairs = [number for one in self._dictionaries for number in (id(one), 0)]
-        self._all = (ctypes.c_uint64 * len(pairs))(*pairs)
+        self._library, self._dictionaries = library, tuple(dictionaries)  # who must live
+        self._tags = library.take_tags(self._dictionaries)
         self._is_set = self.is_open = True
 
     @property
     def changed(self) -> bool:
-        if self._is_set:
-            return True
-        return not self._library.hold_tags(len(self._dictionaries), ctypes.addressof(self._all))
+        return self._is_set or not self._library.hold_tags(self._tags)
 
     @changed.setter
     def changed(self, value: bool) -> None:
         self._is_set = value
         if not value:
-            self._library.take_tags(len(self._dictionaries), ctypes.addressof(self._all))
+            self._library.set_tags(self._tags)
 
     def close(self) -> None:
         """Asks no more."""
-        self._dictionaries, self._is_set, self.is_open = [], True, False
+        self._dictionaries, self._tags = (), self._library.take_tags(())
+        self._is_set, self.is_open = True, False
 
 
 def tagged(dictionaries: Iterable[Any]) -> Tags | None:
     """`Tags` of dictionaries; None where there are none, or they do not say what they should."""
     library, found = functions(), [*dictionaries]
-    if library is None or any(type(one) not in _KINDS for one in found) or not _tags_tell():
+    if library is None or any(type(one) not in _KINDS for one in found) or not _tags_tell(library):
         return None
     return Tags(library, found)
 
 
 @cache
-def _tags_tell() -> bool:
-    library = functions()
+def _tags_tell(library: Functions) -> bool:
     is_one = sys.version_info < SINCE and sys.implementation.name == "cpython"
-    return is_one and library is not None and hears_all(lambda some: Tags(library, some))
+    return is_one and hears_all(lambda some: Tags(library, some))
 
 
 class _Thing:

@@ -15,11 +15,16 @@ from typing import Any
 
 import torch
 from torch._C._autograd import _top_saved_tensors_default_hooks
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from ..picking import picked
+from .host_library import functions
 from .pairs import Pair
 from .programs import foreign
+from .step_node import Backward, Gradients, is_recorded
+
+_NAME = "Passes"
 
 NOTHING = {
     "num_mutated_inp_runtime_indices": 0, "num_intermediate_bases": 0, "tokens": {},
@@ -56,7 +61,8 @@ def as_function(pair: Pair, around: Callable[..., Any], example: Sequence[Any]) 
     ]  # fmt: skip
     if not wrt or sum(x is not None for x in pair.results) != len(wrt):
         return around
-    apply, pick = _function(pair, quiet, taken), picked(wrt)
+    apply, recorded = _function(pair, quiet, taken), _recorded(pair, taken)
+    pick, pick_taken = picked(wrt), picked(taken)
 
     def call(*operands: Any) -> Any:
         if (
@@ -66,7 +72,16 @@ def as_function(pair: Pair, around: Callable[..., Any], example: Sequence[Any]) 
             or forward_ad._current_level >= 0
         ):
             return around(*operands)
-        return apply(operands, *pick(operands))
+        if functions() is None:
+            return apply(operands, *pick(operands))
+        with torch.no_grad(), _no_autocast():
+            results, carrier, _, watched = pair.passed(operands)
+        outputs = pick_taken(results)
+        ours = {*map(id, outputs)}
+        if not ours.isdisjoint(map(id, watched)):  # which would hold who holds them
+            watched = [x.detach() if id(x) in ours else x for x in watched]
+        is_recorded(recorded, (carrier, *watched), pick(operands), outputs)
+        return tuple(results)
 
     return call
 
@@ -106,15 +121,25 @@ def _is_new(output: Any) -> bool:
     return output.output_type.name == "non_alias" and is_tensor and counts == output.requires_grad
 
 
+def _recorded(pair: Pair, taken: Sequence[int]) -> Backward:
+    """What autograd calls, of a pair whose results at these places have gradients."""
+    passes = _Passes(pair)
+
+    def backward(saved: Sequence[torch.Tensor], *tangents: torch.Tensor) -> Gradients:
+        return passes.gradients(saved, tangents, in_blocks=True)
+
+    _skip(backward)
+    return Backward(f"{_NAME}Backward", backward, pair.number)
+
+
 def _function(pair: Pair, quiet: Sequence[int], taken: Sequence[int]) -> Callable[..., Any]:
     """The function of autograd, applied to all operands and those that require a gradient.
 
     quiet, taken : the places of results without and with gradients.
     """
-    number, slots, same_bits = pair.number, pair.slots, torch.are_deterministic_algorithms_enabled()
-    differentiated = torch.compiler.disable(pair.differentiated)
+    passes = _Passes(pair)
 
-    class Passes(torch.autograd.Function):
+    class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, operands: Sequence[Any], *_: torch.Tensor) -> Any:
             with _no_autocast():
@@ -128,24 +153,47 @@ def _function(pair: Pair, quiet: Sequence[int], taken: Sequence[int]) -> Callabl
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            tangents = [given[i] for i in taken]
-            carrier, *watched = ctx.saved_tensors
-            if torch.compiler.is_compiling():  # compiled autograd's trace
-                rest = [carrier] * (slots - len(watched) + 1)
-                op = torch.ops.relay_wgrad.backward_of_pair.default
-                return None, *op([carrier, *watched, *rest, *tangents], number)
-            _check(same_bits, tangents)
-            if not torch.is_grad_enabled():
-                return None, *_gradients(differentiated, carrier, watched, tangents)
-            start = torch.empty(0, requires_grad=True)
-            return None, *_Last.apply(start, differentiated, carrier, watched, tangents)
+            found, _ = passes.gradients(ctx.saved_tensors, [given[i] for i in taken])
+            return None, *found
 
-    with contextlib.suppress(AttributeError):
-        # Dynamo leaves it alone where a caller compiles what is around a backward pass.
-        torch._C._dynamo.eval_frame.skip_code(Passes.backward.__code__)
-    # As in `training_step`: `Passes.apply` looks at each argument.
-    apply: Callable[..., Any] = super(torch.autograd.Function, Passes).apply
+    Function.__name__ = _NAME
+    _skip(Function.backward)
+    # As in `training_step`: `Function.apply` looks at each argument.
+    apply: Callable[..., Any] = super(torch.autograd.Function, Function).apply
     return apply
+
+
+def _skip(function: Any) -> None:
+    """Has Dynamo leave it alone where a caller compiles what is around a backward pass."""
+    with contextlib.suppress(AttributeError):
+        torch._C._dynamo.eval_frame.skip_code(function.__code__)
+
+
+class _Passes:
+    """A pair's backward pass, as it is called."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._number, self._slots = pair.number, pair.slots
+        self._same_bits = torch.are_deterministic_algorithms_enabled()
+        self._differentiated = torch.compiler.disable(pair.differentiated)
+        _skip(_Passes.gradients)
+
+    def gradients(
+        self, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor],
+        in_blocks: bool = False,
+    ) -> Gradients:  # fmt: skip
+        """Those of operands that have one; `in_blocks`: or what they are cut out of."""
+        carrier, *watched = saved
+        # Compiled autograd's trace, of the function in Python and of the node in C++.
+        if torch.compiler.is_compiling() or isinstance(carrier, FakeTensor):
+            rest = [carrier] * (self._slots - len(watched) + 1)
+            op = torch.ops.relay_wgrad.backward_of_pair.default
+            return tuple(op([carrier, *watched, *rest, *tangents], self._number)), None
+        _check(self._same_bits, tangents)
+        if not torch.is_grad_enabled():
+            return _gradients(self._differentiated, carrier, watched, tangents, in_blocks)
+        start = torch.empty(0, requires_grad=True)
+        return _Last.apply(start, self._differentiated, carrier, watched, tangents), None
 
 
 class _Last(torch.autograd.Function):
@@ -153,7 +201,8 @@ class _Last(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, _: torch.Tensor, *how: Any) -> Any:
-        return tuple(_gradients(*how))
+        found, _ = _gradients(*how)
+        return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -163,10 +212,12 @@ class _Last(torch.autograd.Function):
         )
 
 
-def _gradients(differentiated: Any, carrier: Any, watched: Any, tangents: Any) -> list[Any]:
+def _gradients(
+    differentiated: Any, carrier: Any, watched: Any, tangents: Any, in_blocks: bool = False
+) -> Gradients:
     with _no_autocast():
-        found = differentiated(carrier, watched, carrier, tangents)
-    return [x for x in found if x is not None]
+        found, cuts = differentiated(carrier, watched, carrier, tangents, in_blocks)
+    return tuple(found if cuts is not None else [x for x in found if x is not None]), cuts
 
 
 def _no_autocast() -> Any:

@@ -16,11 +16,13 @@ import torch
 from ..frontend.gradient_graph import Result
 from ..frontend.torch.retracing import inputs_of
 from ..picking import picked
-from .host_library import reason
+from . import host_library
+from .backward_part import keeps_graph
 from .on_stream import Turns, replayed, unshare
-from .programs import Choices, compiled_at, drawn, keeps_graph, module_at, one_device
+from .programs import Choices, compiled_at, drawn, module_at, one_device
 from .replayed import Written
 from .reports import CompiledGraph
+from .step_node import Cuts, Gradients
 from .writes import without_writes
 
 
@@ -72,6 +74,8 @@ class JointProgram:
         self._made = made
         self._split(count, end)
         where = compiled_at(self.device, chosen)
+        if graphs and where.is_gpu:
+            host_library.begin()  # beside what compiles the program
         module = module_at(where, made)
         late = [i for i, place in enumerate(made.read) if place >= self._primals]
         parting = PartingJoint(self._outputs, self._gradients, late)
@@ -80,7 +84,7 @@ class JointProgram:
         why = refusal(parting.parts.module, names) if graphs else ""
         if self.device.type == "cuda":
             said = why and f"its calls are not one CUDA graph: {why}"
-            reports[0].notes += filter(None, [said, reason() if graphs else ""])
+            reports[0].notes += filter(None, [said])
         self._built, self._sources = built, parting.parts.sources
         self._find_sources(count)
         joined = [None, None] if keeps_graph is None else built.joined(names)
@@ -144,6 +148,11 @@ class JointProgram:
         flags = made.last[1]
         self._turned = [i for i, v in enumerate(self._outputs) if flags[v]]
         self._turned_back = [i for i, v in enumerate(self._gradients) if flags[v]]
+        computed = [result for result in gradients if result != ("value", None)]
+        places = [v for kind, v in computed if kind == "result"]
+        self._cuts: list[Cuts] | None = None
+        if len({*places}) == len(computed):  # each one of its own
+            self._cuts = [Cuts(places, turned=self._turned_back) for _ in range(2)]
 
     def _find_sources(self, count: int) -> None:
         """Finds the backward part's operands among what there is after a forward pass: primals,
@@ -206,7 +215,7 @@ class JointProgram:
         # Before they are written into.
         early = {i: inputs[i].clone() for i in self._early}
         with self._turns:
-            made, read, _, token, written, stamp = self._forward(given)
+            made, read, _, token, written, stamp, _ = self._forward(given)
             self._reports[0].captured = self._forward.is_graph
             if token is None:
                 unshare(made, read)
@@ -226,11 +235,12 @@ class JointProgram:
 
     def backward(
         self, hidden: Sequence[Any], watched: Sequence[Any], tangents: Sequence[Any], ends: bool,
-        stamp: object = None,
-    ) -> list[Any]:  # fmt: skip
-        """The gradients.
+        stamp: object = None, in_blocks: bool = False,
+    ) -> Gradients:  # fmt: skip
+        """The gradients: of all operands, None of those without one, or only of those with one what
+        they are cut out of.
 
-        stamp : of the forward pass.
+        stamp : of the forward pass.  in_blocks : whether they may be cut out of few tensors.
         ends : whether what is hidden is of a forward pass with a token, and no backward pass will
             come again for it: then what the passes have in memory may be written over.
         """
@@ -238,15 +248,20 @@ class JointProgram:
         function = self._last if ends else self._backward
         with self._turns:
             of, known = self._known
-            made, read, _, token, _, gives = function(operands, known if of is stamp else None)
+            made, read, _, token, _, gives, blocks = function(
+                operands, known if of is stamp else None, in_blocks and self._cuts is not None
+            )
             self._known = (stamp, None if stamp is None else gives)
             self._reports[1].captured = function.is_graph
             if token is None:
                 unshare(made, read)
+        if blocks is not None and self._cuts is not None:
+            return blocks, self._cuts[ends].of(function.copies)
         nothing = [None] * self._primals
-        return self._differentiated.results(
+        found = self._differentiated.results(
             [*nothing, *tangents], _turned(made, self._turned_back), copy=torch.clone
         )
+        return found, None
 
     def _written(self) -> Written | None:
         """What the forward part's calls may write themselves; None where one is no result of it,

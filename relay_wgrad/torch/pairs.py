@@ -23,10 +23,12 @@ from torch import library as torch_library
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from ..frontend.torch.retracing import inputs_of
+from .backward_part import keeps_graph
 from .by_kind import ByKind
 from .joint_program import JointProgram, Passed
-from .programs import Choices, keeps_graph
+from .programs import Choices
 from .reports import CompiledGraph
+from .step_node import Gradients
 
 aten = torch.ops.aten
 _library = torch_library.Library("relay_wgrad", "FRAGMENT")
@@ -149,15 +151,16 @@ class Pair(ByKind[JointProgram]):
         """The gradients, of what was saved and tangents."""
         carrier, *rest = given
         watched, packed = rest[: self.slots], rest[self.slots]
-        return self.differentiated(carrier, watched, packed, rest[self.slots + 1 :])
+        found, _ = self.differentiated(carrier, watched, packed, rest[self.slots + 1 :])
+        return list(found)
 
     def differentiated(
         self, carrier: torch.Tensor, watched: Sequence[torch.Tensor], packed: torch.Tensor,
-        tangents: Sequence[torch.Tensor],
-    ) -> list[Any]:  # fmt: skip
-        """The gradients, None for operands without one.
+        tangents: Sequence[torch.Tensor], in_blocks: bool = False,
+    ) -> Gradients:  # fmt: skip
+        """The gradients, None for operands without one, or what those of the others are cut out of.
 
-        watched : may have more behind what `passed` gave.
+        watched : may have more behind what `passed` gave.  in_blocks : as of `JointProgram`.
         """
         carried = getattr(carrier, ATTRIBUTE, None)
         if carried is None:
@@ -172,10 +175,10 @@ class Pair(ByKind[JointProgram]):
         if program is None:
             operands = self._kept.whole(carried.hidden, watched)
             results = self._apart[1](*carried.form.sizes, *operands, *tangents)
-            return list(results)
+            return list(results), None
         ends = carried.ends and keeps_graph is not None and not keeps_graph()
         watched = watched[: program.watched]
-        return program.backward(carried.hidden, watched, tangents, ends, carried.stamp)
+        return program.backward(carried.hidden, watched, tangents, ends, carried.stamp, in_blocks)
 
     # ---- what AOTAutograd and compiled autograd see ----
 

@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_unflatten
 
 from .. import keys
 from ..ambient import outside
-from ..picking import picked
+from . import host_library
+from .backward_part import BackwardPart, Forward, keeps_graph
 from .depends import Depends, is_dispatched
-from .host_library import reason
 from .kernels import winograd_is_allowed
 from .on_stream import Turns, replayed
 from .reads import LostError, Reads
@@ -30,10 +30,6 @@ from .several import CopyEach
 
 if TYPE_CHECKING:
     from ..training.pieces import Piece
-
-keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-"""Whether the backward pass that runs may come again (`retain_graph`); None: PyTorch is too old to
-say."""
 
 Place = tuple[dict[str, Any], str]  # a module's `_parameters` or `_buffers`, and the name in it
 
@@ -106,50 +102,6 @@ class Arguments(NamedTuple):
     settled: object
 
 
-class Forward(NamedTuple):
-    """A forward pass: the first output, and what the backward part may read: arguments and outputs,
-    and what is kept.
-
-    token : whoever has it has the memory of what is kept, which the next pass writes again once
-        nobody has; None: each tensor has its own.
-    stamp : passes of the same one keep the same tensors; None: each keeps others.
-    """
-
-    result: torch.Tensor
-    given: Sequence[torch.Tensor]
-    kept: Sequence[torch.Tensor]
-    token: torch.Tensor | None
-    stamp: object
-
-
-class Handed(NamedTuple):
-    """What a piece of a backward pass gives for later ones: values by number (`Piece.hands`), and
-    tokens of the memory that some of them lie in."""
-
-    values: dict[int, torch.Tensor]
-    tokens: list[torch.Tensor]
-
-
-class _Reading:
-    """What a piece of the backward part reads of its forward pass, apart: what callers may change
-    in place in the meantime, after which autograd looks, and what is `private`.
-
-    places : among what a forward pass gives and what it keeps, in the piece's order.  private :
-        from which place on nobody but the parts has it.
-    """
-
-    def __init__(self, places: Sequence[int], private: int) -> None:
-        hidden = [i for i in places if i >= private]
-        watched = [i for i in places if i < private]
-        self.hidden, self.watched = picked([i - private for i in hidden]), picked(watched)
-        at = {i: place for place, i in enumerate((*hidden, *watched))}
-        self._whole = picked([at[i] for i in places])
-
-    def whole(self, hidden: Sequence[Any], watched: Sequence[Any]) -> Sequence[Any]:
-        """All of it, as the piece takes it."""
-        return self._whole((*hidden, *watched))
-
-
 class Program:
     """A module's forward part, and the pieces of the backward part where gradients are wanted.
 
@@ -203,6 +155,8 @@ class Program:
             wrt = [s.name for s, x in zip(graph.inputs, inputs, strict=False) if x.requires_grad]
             wrt += graph.trainable
         where = compiled_at(self.device, asked.choices)
+        if asked.graphs and where.is_gpu:
+            host_library.begin()  # beside what compiles the program
         how = {
             "wrt": wrt, "dtype": asked.half,
             "layout": where.layout if asked.layout is None else asked.layout,
@@ -210,11 +164,9 @@ class Program:
             "raise_norms": where.norms, "blocks": where.blocks, "pieces": asked.pieces,
         }  # fmt: skip
         compiled, parts = compiled_graph(where, graph, silent, how)
-        self.outputs, self.pieces = parts.outputs, parts.pieces
+        self.outputs = parts.outputs
         order = [*(spec.name for spec in graph.inputs), *graph.params]
         self.wrt = [order.index(name) for name in parts.wrt]
-        # Of the arguments those that each piece gives gradients of.
-        self.by = [picked([self.wrt[i] for i in piece.gradients]) for piece in parts.pieces]
         opaque = [
             f"{what} is taken as it was when this was compiled" for what in self.depends.opaque
         ]
@@ -222,7 +174,6 @@ class Program:
         names, why = parts.names, ""
         if asked.graphs and where.is_gpu:
             why = refusal(parts.module, names)
-            self.notes += filter(None, [reason()])
         if why:
             self.notes.append(f"its calls are not one CUDA graph: {why}")
         make = partial(
@@ -250,37 +201,29 @@ class Program:
                 for number, (piece, over) in enumerate(zip(parts.pieces, functions, strict=True), 1)
             ]  # fmt: skip
 
-        self._backward = backward([None] * len(parts.pieces))
-        self._last = self._backward if joined[0] is None else backward(joined[1:])
+        functions = backward([None] * len(parts.pieces))
+        last = functions if joined[0] is None else backward(joined[1:])
         end = len(order) + len(self.counters)  # of the operands
         first = {"argument": 0, "output": end, "kept": end + parts.outputs}
         read = [first[source.kind] + source.index for source in parts.sources]
-        # Of each piece; and of a forward pass whose memory one token stands for.
-        self._reading, self._reading_shared = (
-            [_Reading([read[i] for i in piece.given], private) for piece in self.pieces]
-            for private in (1 + max(read, default=0), first["kept"])
-        )
-        self._hidden: tuple[object, Sequence[Any]] = (None, ())  # of the last stamp
-        self._later = [
-            {i for after in self.pieces[number:] for i in after.takes}
-            for number in range(1, 1 + len(self.pieces))
-        ]
+        self._turns = Turns(self.device)
+        self.backward = BackwardPart(
+            parts.pieces, functions, last,
+            [[self.wrt[i] for i in piece.gradients] for piece in parts.pieces],
+            [[read[i] for i in piece.given] for piece in parts.pieces], first["kept"], self._turns,
+        )  # fmt: skip
         self._copy_statistics = CopyEach()
         self._settled: object = None  # the state of `depends` whose tensors these are
         self._operands: list[torch.Tensor] = []
-        # Stamps of the last calls, and for which operands: `Arguments.settled`; of each piece the
-        # forward pass's stamp.
+        # For which operands the last call was, `Arguments.settled`, and its stamp.
         self._known: tuple[object, object] = (None, None)
-        self._known_back: list[tuple[object, object]] = [(None, None)] * len(self.pieces)
-        self._turns = Turns(self.device)
 
     @property
     def is_graph(self) -> bool:
         """Whether its parts are CUDA graphs by now."""
         if self.lost:
             return False
-        passes = zip(self._backward, self._last, strict=True)
-        return self._forward.is_graph and all(a.is_graph or b.is_graph for a, b in passes)
+        return self._forward.is_graph and self.backward.is_graph
 
     def arguments(self, inputs: Sequence[torch.Tensor]) -> Arguments:
         """The forward part's: inputs, what is drawn, parameters, statistics and batch counters,
@@ -317,10 +260,9 @@ class Program:
         """The forward pass; statistics are updated."""
         with self._turns:
             of, known = self._known
-            made, _, args, token, written, stamp = self._forward(
-                arguments.tensors, known if of is arguments.settled else None
-            )
-            self._known = (arguments.settled, stamp)
+            call = self._forward(arguments.tensors, known if of is arguments.settled else None)
+            self._known = (arguments.settled, call.stamp)
+        made, args, token = call.results, call.operands, call.token
         for held, name, value in self._effects:
             held[name] = value
         result, kept = made[0], made[self.outputs :]
@@ -328,7 +270,7 @@ class Program:
         shared = () if token is not None else {x.data_ptr() for x in (*args, *kept) if x.numel()}
         if result.numel() and result.data_ptr() in shared:
             result = result.clone()
-        if not written and (self.statistics or self.counters):
+        if not call.written and (self.statistics or self.counters):
             with torch.no_grad():
                 buffers = [held[name] for held, name in self.statistics]
                 first = self.outputs - len(buffers)
@@ -339,53 +281,7 @@ class Program:
                     torch._foreach_add_(counters, 1)
         # Autograd makes of the result itself one that holds whoever reads it.
         outputs = [result.detach(), *made[1 : self.outputs]]
-        return Forward(result, (*args, *outputs), kept, token, stamp)
-
-    def read(
-        self, number: int, made: Forward
-    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """What a piece reads of a forward pass: (what that one's token stands for, the rest)."""
-        if made.token is None:
-            return (), self._reading[number].watched((*made.given, *made.kept))
-        stamp, hidden = self._hidden
-        if stamp is None or stamp is not made.stamp:
-            hidden = [reading.hidden(made.kept) for reading in self._reading_shared]
-            self._hidden = (made.stamp, hidden)
-        return hidden[number], self._reading_shared[number].watched(made.given)
-
-    def backward(
-        self, number: int, hidden: Sequence[torch.Tensor], watched: Sequence[torch.Tensor],
-        stamp: object, handed: Handed, ends: bool,
-    ) -> tuple[list[torch.Tensor], Handed]:  # fmt: skip
-        """(the gradients of a piece, in its order, what it and those before it hand on).
-
-        hidden, watched : of `read`.  stamp : of the forward pass.
-        ends : whether that is of a forward pass with a token, and no backward pass will come again
-            for it: then what the two passes have in memory may be written over.
-        """
-        piece = self.pieces[number]
-        reading = (self._reading_shared if hidden else self._reading)[number]
-        operands = [
-            *reading.whole(hidden, watched), *(handed.values[i] for i in piece.takes)
-        ]  # fmt: skip
-        with self._turns:
-            of, known = self._known_back[number]
-            call = (self._last if ends else self._backward)[number]
-            made, addresses, _, token, _, gives = call(operands, known if of is stamp else None)
-            self._known_back[number] = (stamp, None if stamp is None else gives)
-        gradients, new = made[: len(piece.gradients)], made[len(piece.gradients) :]
-        if token is None:
-            seen = {*addresses, *(x.data_ptr() for x in new)}
-            for i, found in enumerate(gradients):
-                if found.numel() and found.data_ptr() in seen:
-                    gradients[i] = found.clone()
-                seen.add(found.data_ptr())
-        if number + 1 == len(self.pieces):
-            return gradients, Handed({}, [])
-        values = {**handed.values, **dict(zip(piece.hands, new, strict=True))}
-        tokens = [*handed.tokens, *([] if token is None else [token])]
-        later = {i: values[i] for i in self._later[number] if i in values}
-        return gradients, Handed(later, tokens)
+        return Forward(result, (*args, *outputs), kept, token, call.stamp)
 
     def _written(self, arguments: int) -> Written:
         """The new statistics, each of them one of so many arguments of the forward part, and the

@@ -47,8 +47,9 @@ MOST = 64 << 20
 
 class Call(NamedTuple):
     """What a call gives: results, the addresses of what it read, its operands, of a graph that has
-    one the token of its memory, whether what is to be written into operands has been, and of a
-    graph its stamp, which the next call may be told as `known`."""
+    one the token of its memory, whether what is to be written into operands has been, of a graph
+    its stamp, which the next call may be told as `known`, and what results of memory of their own
+    are to be cut out of (`Copies.cuts`): then they are None."""
 
     results: list[torch.Tensor]
     addresses: Addresses
@@ -56,6 +57,7 @@ class Call(NamedTuple):
     token: torch.Tensor | None
     written: bool = False
     stamp: object = None
+    blocks: Sequence[torch.Tensor] | None = None
 
 
 class Lane(Protocol):
@@ -164,11 +166,20 @@ class Replayed:
         """Whether calls are a graph's by now."""
         return self._launch is not None
 
-    def __call__(self, given: Sequence[torch.Tensor], known: object = None) -> Call:
+    @property
+    def copies(self) -> Copies:
+        """Of results of memory of their own, which says how they lie in a call's blocks."""
+        return self._copies
+
+    def __call__(
+        self, given: Sequence[torch.Tensor], known: object = None, in_blocks: bool = False
+    ) -> Call:
         """What the function gives for operands.
 
         known : the stamp of a call before, where since then all operands that are not `fresh` are
             the same tensors, of the same memory in the same order; else None.
+        in_blocks : whether the caller cuts results of memory of their own out of blocks, where they
+            are copied in those.
         """
         if any(not ref.expired() for ref in self._out):
             return self._called_apart(self._prepare(given))
@@ -181,7 +192,7 @@ class Replayed:
         is_known = known is not None and known is self._stamp
         if self._launch is not None and (self._lying_fresh if is_known else self._lying).lie(given):
             self._misses = 0
-            return self._replayed(given)
+            return self._replayed(given, in_blocks)
         args = self._prepare(given)
         if self._launch is not None:
             self._missed(given, args)
@@ -355,7 +366,7 @@ class Replayed:
         self._writes = self._gathers = False
         self._told(f"what its graph gives is copied apart: {' '.join(str(error).split()):.300}")
 
-    def _replayed(self, given: Sequence[torch.Tensor]) -> Call:
+    def _replayed(self, given: Sequence[torch.Tensor], in_blocks: bool = False) -> Call:
         assert self._launch is not None
         if self._places:
             self._copy_in([p for _, p in self._places], [given[i] for i, _ in self._places])
@@ -365,13 +376,17 @@ class Replayed:
             operands = [*given]
             for i, x in self._places:
                 operands[i] = x
-        results, token = self._lent(self._gathers)
+        in_blocks = in_blocks and (self._gathers or not self._copies.joins)
+        results, token = self._lent(self._gathers, in_blocks)
+        blocks = self._copies.blocks() if in_blocks else None
         if self._writes:
             increment_versions(self._pick_written(given))
         stamp = self._stamp if token is not None and self._stands is None else None
-        return Call(results, self._addresses, operands, token, self._writes, stamp)
+        return Call(results, self._addresses, operands, token, self._writes, stamp, blocks)
 
-    def _lent(self, gathers: bool) -> tuple[list[Any], torch.Tensor | None]:
+    def _lent(
+        self, gathers: bool, in_blocks: bool = False
+    ) -> tuple[list[Any], torch.Tensor | None]:
         """(the results, their token) for a caller, when the work has been given to the device."""
         token, results = None, self._same.copy()
         if not self._token:
@@ -387,7 +402,8 @@ class Replayed:
                 token = results[self._stands] = _torch(self._results[self._stands])
             shares = len(self._copied) < len(results)
             self._out = [StorageWeakRef(token.untyped_storage())] if shares else []
-        self._copies.into(results, gathers)
+        if not in_blocks:
+            self._copies.into(results, gathers)
         return results, token
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..picking import Pick, picked
+from .host_library import functions
 
 SMALL, BLOCK = 1 << 20, 64 << 20
 """Bytes of a tensor that shares an allocation with all such ones, and of an allocation that larger
@@ -40,7 +41,10 @@ class CopyEach:
 
 def increment_versions(tensors: Sequence[torch.Tensor]) -> None:
     """Tells autograd that they were changed in place, which a graph does unseen."""
-    if tensors:
+    library = functions()
+    if library is not None:
+        library.increment_versions(tuple(tensors))
+    elif tensors:
         try:
             torch.autograd.graph.increment_version(tensors)
         except TypeError:  # before PyTorch 2.6: one at a time
@@ -81,6 +85,27 @@ class Copies:
         """Whether there are some that `gather` puts together."""
         return bool(self._small)
 
+    def cuts(self) -> dict[int, tuple[Any, ...]]:
+        """By places of the copies where each lies among `blocks`: which of them, from which element
+        on, sizes, strides."""
+        found, made = list[tuple[Any, ...]](), 0
+        for some in self._lists:
+            if isinstance(some, _Joined):
+                found += [(made, *cut) for cut in some.cuts]
+                made += 1
+            else:
+                found += [(made + i, 0, *_lies(x)) for i, x in enumerate(some.tensors)]
+                made += len(some.tensors)
+        return dict(zip(self._places, found, strict=True))
+
+    def blocks(self) -> list[torch.Tensor]:
+        """Copies, of small ones that were gathered all in one."""
+        made = list[torch.Tensor]()
+        with torch.no_grad():
+            for some in self._lists:
+                made += [some.together()] if isinstance(some, _Joined) else some.copied(True)
+        return made
+
     def gather(self) -> None:
         """Puts small ones together as they lie in a copy: work that a graph may have at its end."""
         with torch.no_grad():
@@ -102,22 +127,27 @@ class Copies:
             results[place] = x
 
 
+def _lies(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes and strides of a tensor's copy."""
+    return tuple(x.shape), torch.empty_like(x, device="meta").stride()
+
+
 class _Large:
     """Tensors of a dtype in allocations of up to `BLOCK` bytes, those that are not contiguous each
     in its own.
 
-    order : the places of the given ones, as they are copied.
+    order : the places of the given ones, as they are copied.  tensors : these.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        blocks, size = list[list[int]](), BLOCK
+        blocks, size = list[list[int]](), BLOCK + 1  # of the last one; more: nothing joins it
         for i, x in enumerate(tensors):
             joins = x.is_contiguous() and size + x.nbytes <= BLOCK
             if joins:
                 blocks[-1].append(i)
             else:
                 blocks.append([i])
-            size = (size if joins else 0) + x.nbytes if x.is_contiguous() else BLOCK
+            size = (size if joins else 0) + x.nbytes if x.is_contiguous() else BLOCK + 1
         self._blocks = [
             _Joined([tensors[i] for i in some]) if len(some) > 1 else tensors[some[0]]
             for some in blocks
@@ -126,16 +156,16 @@ class _Large:
         self.order = [
             some[at] for some, order in zip(blocks, orders, strict=True) for at in order
         ]  # fmt: skip
-        self._tensors = [tensors[i] for i in self.order]
+        self.tensors = [tensors[i] for i in self.order]
 
     def copied(self, _: bool) -> Sequence[torch.Tensor]:
         """Copies."""
-        if len(self._tensors) == 1:
-            return [self._tensors[0].clone()]
+        if len(self.tensors) == 1:
+            return [self.tensors[0].clone()]
         new = list[torch.Tensor]()
         for block in self._blocks:
             new += block.empty() if isinstance(block, _Joined) else [torch.empty_like(block)]
-        torch._foreach_copy_(new, self._tensors)
+        torch._foreach_copy_(new, self.tensors)
         return new
 
 
@@ -144,6 +174,7 @@ class _Joined:
     which are cut out of it by a cheaper function.
 
     order : the places of the given ones, as they lie.  tensors : these.
+    cuts : of each from which element on it lies, its sizes and its strides.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -152,6 +183,7 @@ class _Joined:
         self.order = [*flat, *(i for i, x in enumerate(tensors) if x.dim() != 1)]
         self.tensors = [tensors[i] for i in self.order]
         self._sizes, self._like = list[int](), list[torch.Tensor]()  # and of what is between them
+        self.cuts, at = list[tuple[int, tuple[int, ...], tuple[int, ...]]](), 0
         places = []
         for x in self.tensors:
             places.append(len(self._sizes) + len(self._like))
@@ -160,11 +192,13 @@ class _Joined:
                 self._sizes += [x.numel(), rest] if rest else [x.numel()]
             else:
                 self._like += [x, x.new_empty(rest)] if rest else [x]
-        others = sum(x.numel() for x in self._like)
-        self._count, self._pick = sum(self._sizes) + others, picked(places)
-        self._sizes.append(others)
+            self.cuts.append((at, *_lies(x.new_empty(x.shape, device="meta"))))
+            at += x.numel() + rest
+        self._count, self._pick = at, picked(places)
+        self._sizes.append(sum(x.numel() for x in self._like))
         self._together: torch.Tensor | None = None
         self._parts: Sequence[torch.Tensor] = ()
+        self._taken: Any = None  # by the library
 
     def gather(self) -> None:
         """Copies them into memory of this object, all of which one copy takes."""
@@ -173,10 +207,15 @@ class _Joined:
             self._parts = self._cut(self._together)
         torch._foreach_copy_(self._parts, self.tensors)
 
+    def together(self) -> torch.Tensor:
+        """A copy of what was gathered."""
+        assert self._together is not None
+        return self._together.clone()
+
     def copied(self, gathered: bool) -> Sequence[torch.Tensor]:
         """Copies in an allocation of their own."""
         if gathered and self._together is not None:
-            return self._cut(self._together.clone())
+            return self._cut(self.together())
         new = self.empty()
         torch._foreach_copy_(new, self.tensors)
         return new
@@ -186,6 +225,12 @@ class _Joined:
         return self._cut(self.tensors[0].new_empty(self._count))
 
     def _cut(self, memory: torch.Tensor) -> Sequence[torch.Tensor]:
+        library = functions()
+        if library is not None:
+            if self._taken is None:
+                self._taken = library.take_cuts(tuple((0, *cut) for cut in self.cuts))
+            made: Sequence[torch.Tensor] = library.cut_tensors(self._taken, (memory,))
+            return made
         # Below the key by which autograd makes views, which would share a version.
         with torch._C._AutoDispatchBelowADInplaceOrView():
             *flat, rest = memory.split_with_sizes(self._sizes)

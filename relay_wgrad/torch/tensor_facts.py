@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import weakref
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 
+from . import host_library
 from .host_library import functions
 
 Look = Callable[[Sequence[torch.Tensor]], bool]
 
-_REQUIRES_GRAD = "requires_grad"
-_is_neg = torch.Tensor.is_neg
 _address = torch.Tensor.data_ptr
 _FACTS: tuple[Callable[[torch.Tensor], Any], ...] = (
-    attrgetter("shape"), torch.Tensor.stride, _is_neg, attrgetter("dtype"),
-    attrgetter("device"), attrgetter(_REQUIRES_GRAD),
+    attrgetter("shape"), torch.Tensor.stride, torch.Tensor.is_neg, attrgetter("dtype"),
+    attrgetter("device"), attrgetter("requires_grad"),
 )  # fmt: skip
 
 
@@ -50,48 +47,40 @@ def look_at(tensors: Sequence[torch.Tensor]) -> Look:
     """What says of as many tensors that all that counts of them is as it is of these now, and where
     they lie.  Where it says no, there need not be a difference: loops tell.
 
-    By the library, or else addresses by a loop and the rest by PyTorch's `TensorGuards`, in C++
-    too, a third of the time of loops, one for each fact.  These are nobody's promise, and go by the
-    caller's modes (autocast).
+    By the library, and before that is there addresses by a loop and the rest by PyTorch's
+    `TensorGuards`, which are nobody's promise, and go by the caller's modes (autocast).
     """
-    some = tuple(tensors)
-    return _by_library(some) or _by_guards(some)
+    return _Look(tuple(tensors))
 
 
-def _by_library(tensors: tuple[torch.Tensor, ...]) -> Look | None:
-    library = functions()
-    if library is None or not tensors:
-        return None
-    try:
-        # A promise of DLPack's, for who has PyTorch's tensors and not its headers.
-        capsule: Any = torch.Tensor.__dlpack_c_exchange_api__
-        pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.argtypes, pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
-        interface = pointer(capsule, b"dlpack_exchange_api")
-        where = [
-            place for x in tensors for place in (id(x), x._cdata, x.untyped_storage()._cdata)
-        ]  # fmt: skip
-        places = (ctypes.c_uint64 * len(where))(*where)
-        handle = library.take_tensors(
-            interface, id(_REQUIRES_GRAD), id(_is_neg), id(True), id(tensors),
-            ctypes.addressof(places),
-        )  # fmt: skip
-    except Exception:  # of whatever kind: there is another way
-        return None
-    return _Held(library.hold_tensors, library.drop_tensors, handle, tensors) if handle else None
-
-
-class _Held:
-    """The library's look."""
-
-    def __init__(self, hold: Any, drop: Any, handle: int, tensors: Sequence[torch.Tensor]) -> None:
-        self._hold, self._handle = hold, handle
-        self._kinds = {*map(type, tensors)}  # no other class may come to their addresses
-        weakref.finalize(self, drop, handle).atexit = False
+class _Look:
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._held: Look | None = None
+        self._is_taken = self._took(tensors)
+        self._other = None if self._held is not None else _by_guards(tensors)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> bool:
-        some = tuple(tensors)
-        return bool(self._hold(self._handle, id(some)) == 1)
+        if self._held is not None:
+            return self._held(tensors)
+        assert self._other is not None
+        if not self._other(tensors):
+            return False
+        if not self._is_taken:  # of these, which are as those were
+            host_library.wanted()
+            self._is_taken = self._took(tuple(tensors))
+        return True
+
+    def _took(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Whether the library is there, and may have refused them."""
+        library = functions()
+        if library is None:
+            return not tensors
+        held = library.take_tensors(tensors) if tensors else None
+        if held is not None:
+            self._kinds = {*map(type, tensors)}  # no other class may come to their addresses
+            hold = library.hold_tensors
+            self._held = lambda some: hold(held, tuple(some))
+        return True
 
 
 def _by_guards(tensors: tuple[torch.Tensor, ...]) -> Look:

@@ -13,8 +13,9 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
 from ..argument_types import checked_bool
+from .host_library import reason
 from .kernels import DTYPES
-from .programs import Asked, Forward, Handed, Program, choices, foreign, keeps_graph
+from .programs import Asked, Program, choices, foreign
 
 if TYPE_CHECKING:
     from ..frontend import Loss
@@ -30,62 +31,6 @@ PIECES = (1 << 20, 25 << 20)
 
 _TRACING = tuple(torch._C._TorchDispatchModeKey.__members__.values())  # PyTorch's own modes
 _TRACED = "a trace (torch.export, make_fx, fake tensors) does not look into a compiled pass"
-
-
-class _Piece(torch.autograd.Function):
-    """A piece of the backward part, differentiable by the arguments that it gives gradients of and
-    by a link: an empty tensor, the result of the piece that runs after it.
-
-    What pieces hand on goes with the link's gradient, as an attribute, which a tensor keeps on its
-    way through autograd: so each run of a backward pass has its own.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, program: Program, made: Forward, number: int, *_: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.program, ctx.number, ctx.stamp = program, number, made.stamp
-        ctx.hidden, watched = program.read(number, made)
-        ctx.save_for_backward(made.token, *watched)
-        return _link(made.result) if number else made.result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "TrainingStep: create_graph=True: its gradients have no gradients of their own"
-            )
-        token, *watched = ctx.saved_tensors
-        handed = gradient.handed if ctx.number else Handed({0: gradient}, [])
-        ends = token is not None and keeps_graph is not None and not keeps_graph()
-        gradients, handed = ctx.program.backward(
-            ctx.number, ctx.hidden, watched, ctx.stamp, handed, ends
-        )
-        if ctx.number + 1 == len(ctx.program.pieces):
-            return None, None, None, *gradients
-        link = _link(gradient)
-        link.handed = handed
-        return None, None, None, link, *gradients
-
-
-_apply: Any = super(torch.autograd.Function, _Piece).apply
-"""Not `_Piece.apply`, which looks at each argument for what `torch.func` has left: whose transforms
-are refused here."""
-
-
-def _link(like: torch.Tensor) -> Any:
-    # On the device, for autograd to run all pieces on the forward pass's stream.
-    return torch.empty(0, dtype=torch.float32, device=like.device)
-
-
-def _differentiable(
-    program: Program, made: Forward, arguments: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """The result of a forward pass, with the pieces behind it, the last one first."""
-    result: list[torch.Tensor] = []
-    for number, wrt in reversed([*enumerate(program.by)]):
-        result = [_apply(program, made, number, *result, *wrt(arguments))]
-    return result[0]
 
 
 class _Programs(list[tuple[Any, Program]]):
@@ -236,13 +181,16 @@ class TrainingStep(torch.nn.Module):
         made = program.forward(arguments)
         result = made.result
         if program.wrt:
-            result = _differentiable(program, made, arguments.tensors)
+            result = program.backward.differentiable(made, arguments.tensors)
         return program.returned(result)
 
     @property
     def notes(self) -> list[str]:
         """What a user should know of the programs so far, one line each."""
-        return list(dict.fromkeys(note for _, p in self._programs for note in p.notes))
+        found = [note for _, program in self._programs for note in program.notes]
+        if self.captured:
+            found += filter(None, [reason()])
+        return list(dict.fromkeys(found))
 
     @property
     def captured(self) -> bool:

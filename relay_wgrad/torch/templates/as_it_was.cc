@@ -1,210 +1,111 @@
-// Whether what a compiled step goes by is as it was, for `relay_wgrad.torch.as_it_was`: tensors,
+
+// Whether what a compiled step goes by is as it was, for `relay_wgrad.torch.host_library`: tensors,
 // objects and dictionaries of Python, hundreds of each, looked at between two steps.
-//
-// What such a look costs is memory: a step has driven all of it out of the caches.  So each object
-// is asked all there is to ask at once, and those that come next are fetched meanwhile: a hint,
-// which harms nothing where it names memory that is another's by now.
-//
-// All is called with Python's lock held, which may be given up and taken again meanwhile; callers
-// keep what is looked at alive.
-
-#include <dlpack/dlpack.h>
-#include <tvm/ffi/c_api.h>
-
-#include <cstdint>
-#include <cstring>
-#include <memory>
-#include <utility>
-#include <vector>
-
-// Of Python's stable interface, whose header need not be here.
-struct PythonObject;
-using Object = PythonObject*;
-extern "C" {
-Object PyObject_CallFunctionObjArgs(Object, ...);
-Object PyObject_GenericGetDict(Object, void*);
-Object PyObject_GetAttr(Object, Object);
-Object PyObject_Type(Object);
-Object PyTuple_GetItem(Object, std::intptr_t);
-std::intptr_t PyTuple_Size(Object);
-void PyErr_Clear();
-void Py_DecRef(Object);
-}
 
 namespace {
 
-constexpr int AHEAD = 8;  // objects: what a processor fetches at once
-constexpr int LINE = 64;  // bytes
-constexpr int LINES = 4;  // of what a tensor is to PyTorch
-
-enum Answer { NO = 0, YES = 1, UNKNOWN = -1 };
-
-template <class T>
-T* at(int64_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
-void fetch(const void* place) { __builtin_prefetch(place, 0, 3); }
-
-// An object that nothing is wanted of but which it is: others have it too.
-Object let_go(Object object) {
-  if (object != nullptr) Py_DecRef(object);
-  return object;
-}
-
 // ---- tensors -----------------------------------------------------------------------------------
 
-// What Python and PyTorch say of tensors.
-struct Asked {
-  const DLPackExchangeAPI* tensors;
-  Object requires_grad, is_neg, yes;  // an attribute's name, a function, True
-};
-
-// Where a tensor's own memory is: Python's, PyTorch's, that of what it shares with its views.
-struct Places {
-  const char *object, *tensor, *storage;
-};
-
-struct Tensor {
-  Places places;
-  Object type;
-  void* data;
-  DLDataType dtype;
-  DLDevice device;
-  int32_t dimensions;
+struct TensorFacts {
+  PyTypeObject* type;
+  c10::DispatchKeySet keys;  // of which negated views, say, have one
+  const void* data;
+  caffe2::TypeMeta dtype;
+  c10::Device device;
   bool requires_grad;
-  size_t sizes;  // where those, and the strides behind them, begin among all
-
-  bool is_like(const Tensor& other) const {
-    return type == other.type && data == other.data && dtype.code == other.dtype.code &&
-           dtype.bits == other.dtype.bits && dtype.lanes == other.dtype.lanes &&
-           device.device_type == other.device.device_type &&
-           device.device_id == other.device.device_id && dimensions == other.dimensions &&
-           requires_grad == other.requires_grad;
-  }
+  size_t sizes, dimensions;  // where those, and the strides behind them, begin among all
 };
+
+const void* data_of(const at::TensorImpl* impl) {
+  const auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr || storage->data() == nullptr || impl->numel() == 0) return nullptr;
+  return static_cast<const char*>(storage->data()) + impl->storage_offset() * impl->itemsize();
+}
 
 class Tensors {
  public:
-  explicit Tensors(Asked asked) : asked_(asked) {}
-
   // Takes what they are now for what they were.  Whether all can be said of them.
-  bool take(Object tuple, const Places* places) {
-    for (std::intptr_t i = 0; i < PyTuple_Size(tuple); ++i) {
-      DLTensor said;
-      Tensor tensor;
-      Object object = PyTuple_GetItem(tuple, i);
-      if (!ask(object, PyObject_Type(object), &said, &tensor)) return false;
-      let_go(tensor.type);
-      tensor.places = places[i];
-      tensor.sizes = sizes_.size();
-      sizes_.insert(sizes_.end(), said.shape, said.shape + said.ndim);
-      sizes_.insert(sizes_.end(), said.strides, said.strides + said.ndim);
-      tensors_.push_back(tensor);
+  bool take(PyObject* tuple) {
+    check_tensors(tuple);
+    for (Py_ssize_t i = 0; i < count_of(tuple); ++i) {
+      const at::TensorImpl* impl = impl_at(tuple, i);
+      const bool is_plain = impl->layout() == at::kStrided && !impl->is_neg() &&
+                            !impl->has_symbolic_sizes_strides() && !impl->is_python_dispatch() &&
+                            impl->device_type() != at::kMeta;
+      if (!is_plain) return false;
+      tensors_.push_back({Py_TYPE(PyTuple_GET_ITEM(tuple, i)), impl->key_set(), data_of(impl),
+                          impl->dtype(), impl->device(), impl->requires_grad(), sizes_.size(),
+                          static_cast<size_t>(impl->dim())});
+      sizes_.insert(sizes_.end(), impl->sizes().begin(), impl->sizes().end());
+      sizes_.insert(sizes_.end(), impl->strides().begin(), impl->strides().end());
     }
     return true;
   }
 
-  Answer hold(Object tuple) const {
-    const size_t count = tensors_.size();
-    if (PyTuple_Size(tuple) != static_cast<std::intptr_t>(count)) return NO;
-    for (size_t i = 0; i < count; ++i) {
-      if (i + AHEAD < count) fetch_all(tensors_[i + AHEAD].places);
-      const Tensor& was = tensors_[i];
-      Object object = PyTuple_GetItem(tuple, i), type = let_go(PyObject_Type(object));
-      if (type != was.type) return NO;  // which need not be one of PyTorch's at all
-      DLTensor said;
-      Tensor now;
-      if (!ask(object, type, &said, &now)) return UNKNOWN;
-      const size_t bytes = sizeof(int64_t) * said.ndim;
+  bool hold(PyObject* tuple) const {
+    const Py_ssize_t count = tensors_.size();
+    if (!PyTuple_Check(tuple) || count_of(tuple) != count) return false;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      if (i + 2 * AHEAD < count) fetch(PyTuple_GET_ITEM(tuple, i + 2 * AHEAD));
+      // Which need not be one of PyTorch's at all.
+      if (Py_TYPE(PyTuple_GET_ITEM(tuple, i)) != tensors_[i].type) return false;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      fetch_ahead(tuple, i);
+      const TensorFacts& was = tensors_[i];
+      const at::TensorImpl* impl = impl_at(tuple, i);
+      // Of the same keys it is a plain one, of which the rest may be asked.
+      if (impl->key_set() != was.keys || impl->has_symbolic_sizes_strides()) return false;
+      const size_t bytes = sizeof(int64_t) * was.dimensions;
       const int64_t* sizes = sizes_.data() + was.sizes;
-      if (!now.is_like(was) || std::memcmp(said.shape, sizes, bytes) != 0 ||
-          std::memcmp(said.strides, sizes + said.ndim, bytes) != 0) {
-        return NO;
+      if (static_cast<size_t>(impl->dim()) != was.dimensions || data_of(impl) != was.data ||
+          impl->dtype() != was.dtype || impl->device() != was.device ||
+          impl->requires_grad() != was.requires_grad ||
+          std::memcmp(impl->sizes().data(), sizes, bytes) != 0 ||
+          std::memcmp(impl->strides().data(), sizes + was.dimensions, bytes) != 0) {
+        return false;
       }
     }
-    return YES;
+    return true;
   }
 
  private:
-  // All but where it is kept; negated views are of no use.
-  bool ask(Object object, Object type, DLTensor* said, Tensor* tensor) const {
-    if (asked_.tensors->dltensor_from_py_object_no_sync(object, said) != 0) return fail();
-    Object grad = let_go(PyObject_GetAttr(object, asked_.requires_grad));
-    Object negated = let_go(PyObject_CallFunctionObjArgs(asked_.is_neg, object, nullptr));
-    if (grad == nullptr || negated == nullptr) return fail();
-    if (negated == asked_.yes) return false;
-    tensor->type = type;
-    tensor->data = said->data;
-    tensor->dtype = said->dtype;
-    tensor->device = said->device;
-    tensor->dimensions = said->ndim;
-    tensor->requires_grad = grad == asked_.yes;
-    return true;
-  }
-
-  static bool fail() {
-    PyErr_Clear();
-    return false;
-  }
-
-  static void fetch_all(const Places& places) {
-    fetch(places.object);
-    for (int i = 0; i < LINES; ++i) fetch(places.tensor + i * LINE);
-    fetch(places.storage);
-  }
-
-  Asked asked_;
-  std::vector<Tensor> tensors_;
+  std::vector<TensorFacts> tensors_;
   std::vector<int64_t> sizes_;
 };
 
-// 0 where PyTorch's interface is another one, or does not take them all.
-int64_t take_tensors(int64_t interface, int64_t requires_grad, int64_t is_neg, int64_t yes,
-                     int64_t tuple, int64_t places) {
-  auto* tensors = at<const DLPackExchangeAPI>(interface);
-  if (tensors->header.version.major != DLPACK_MAJOR_VERSION ||
-      tensors->dltensor_from_py_object_no_sync == nullptr) {
-    return 0;
-  }
-  Asked asked{tensors, at<PythonObject>(requires_grad), at<PythonObject>(is_neg), at<PythonObject>(yes)};
-  auto made = std::make_unique<Tensors>(asked);
-  if (!made->take(at<PythonObject>(tuple), at<const Places>(places))) return 0;
-  return reinterpret_cast<int64_t>(made.release());
+// None where it does not take them all.
+PyObject* take_tensors(PyObject* const* given) {
+  auto made = std::make_unique<Tensors>();
+  if (!made->take(given[0])) Py_RETURN_NONE;
+  return as_object(std::move(made));
 }
 
-int64_t hold_tensors(int64_t tensors, int64_t tuple) {
-  return at<const Tensors>(tensors)->hold(at<PythonObject>(tuple));
-}
-
-int64_t drop_tensors(int64_t tensors) {
-  delete at<Tensors>(tensors);
-  return 0;
+PyObject* hold_tensors(PyObject* const* given) {
+  return yes_or_no(of_object<Tensors>(given[0])->hold(given[1]));
 }
 
 // ---- objects -----------------------------------------------------------------------------------
 
-struct Thing {
-  Object object, type, attributes;
-};
-
-// Whether each is of the class that it was of, and has the dictionary that it had.
-int64_t hold_objects(int64_t count, int64_t things) {
-  const Thing* all = at<const Thing>(things);
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + AHEAD < count) {
-      const char* object = reinterpret_cast<const char*>(all[i + AHEAD].object);
+// Whether each of some objects is of the class that it was of, and has the dictionary that it had:
+// three tuples.
+PyObject* hold_objects(PyObject* const* given) {
+  PyObject *objects = given[0], *types = given[1], *dictionaries = given[2];
+  for (Py_ssize_t i = 0; i < count_of(objects); ++i) {
+    if (i + AHEAD < count_of(objects)) {
+      const char* object = reinterpret_cast<const char*>(PyTuple_GET_ITEM(objects, i + AHEAD));
       fetch(object - 1);  // where its dictionary's place is, in some versions
       fetch(object);
-      fetch(all[i + AHEAD].attributes);
+      fetch(PyTuple_GET_ITEM(dictionaries, i + AHEAD));
     }
-    const Thing& thing = all[i];
-    if (let_go(PyObject_Type(thing.object)) != thing.type) return NO;
-    Object attributes = let_go(PyObject_GenericGetDict(thing.object, nullptr));
+    PyObject* object = PyTuple_GET_ITEM(objects, i);
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != PyTuple_GET_ITEM(types, i)) Py_RETURN_FALSE;
+    PyObject* attributes = PyObject_GenericGetDict(object, nullptr);
     if (attributes == nullptr) PyErr_Clear();
-    if (attributes != thing.attributes) return NO;
+    Py_XDECREF(attributes);  // others have it too
+    if (attributes != PyTuple_GET_ITEM(dictionaries, i)) Py_RETURN_FALSE;
   }
-  return YES;
+  Py_RETURN_TRUE;
 }
 
 // ---- dictionaries ------------------------------------------------------------------------------
@@ -213,63 +114,41 @@ int64_t hold_objects(int64_t count, int64_t things) {
 // after each change, and no other dictionary's (PEP 509).
 constexpr int TAG = 24;  // bytes
 
-struct Dictionary {
-  const char* place;
-  uint64_t tag;
+struct Tags {
+  std::vector<const char*> places;
+  std::vector<uint64_t> tags;
 
-  uint64_t now() const {
+  uint64_t now(size_t i) const {
     uint64_t tag;
-    std::memcpy(&tag, place + TAG, sizeof tag);
+    std::memcpy(&tag, places[i] + TAG, sizeof tag);
     return tag;
   }
 };
 
-int64_t take_tags(int64_t count, int64_t dictionaries) {
-  Dictionary* all = at<Dictionary>(dictionaries);
-  for (int64_t i = 0; i < count; ++i) all[i].tag = all[i].now();
-  return count;
-}
-
-int64_t hold_tags(int64_t count, int64_t dictionaries) {
-  const Dictionary* all = at<const Dictionary>(dictionaries);
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + 2 * AHEAD < count) fetch(all[i + 2 * AHEAD].place + TAG);
-    if (all[i].tag != all[i].now()) return NO;
+// Of a tuple of dictionaries; `set_tags` takes their numbers.
+PyObject* take_tags(PyObject* const* given) {
+  auto made = std::make_unique<Tags>();
+  for (Py_ssize_t i = 0; i < count_of(given[0]); ++i) {
+    made->places.push_back(reinterpret_cast<const char*>(PyTuple_GET_ITEM(given[0], i)));
+    made->tags.push_back(0);
   }
-  return YES;
+  return as_object(std::move(made));
 }
 
-// ---- as TVM FFI calls them ---------------------------------------------------------------------
-// All are of numbers.  By its interface in C, whose header takes a tenth of the time of that in C++.
+PyObject* set_tags(PyObject* const* given) {
+  Tags* tags = of_object<Tags>(given[0]);
+  for (size_t i = 0; i < tags->tags.size(); ++i) tags->tags[i] = tags->now(i);
+  Py_RETURN_NONE;
+}
 
-template <class... T, size_t... I>
-int call(int64_t (*function)(T...), const TVMFFIAny* given, int32_t count, TVMFFIAny* result,
-         std::index_sequence<I...>) {
-  if (count != sizeof...(T)) {
-    TVMFFIErrorSetRaisedFromCStr("TypeError", "another number of arguments is taken");
-    return -1;
+PyObject* hold_tags(PyObject* const* given) {
+  const Tags* tags = of_object<Tags>(given[0]);
+  const size_t count = tags->tags.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (i + 2 * AHEAD < count) fetch(tags->places[i + 2 * AHEAD] + TAG);
+    if (tags->tags[i] != tags->now(i)) Py_RETURN_FALSE;
   }
-  result->type_index = kTVMFFIInt;
-  result->v_int64 = function(given[I].v_int64...);
-  return 0;
-}
-
-template <class... T>
-int call(int64_t (*function)(T...), const TVMFFIAny* given, int32_t count, TVMFFIAny* result) {
-  return call(function, given, count, result, std::index_sequence_for<T...>());
+  Py_RETURN_TRUE;
 }
 
 }  // namespace
-
-#define EXPORTED(name)                                                                      \
-  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_relay_wgrad_##name(                           \
-      void*, const TVMFFIAny* given, int32_t count, TVMFFIAny* result) {                    \
-    return call(name, given, count, result);                                                \
-  }
-
-EXPORTED(take_tensors)
-EXPORTED(hold_tensors)
-EXPORTED(drop_tensors)
-EXPORTED(hold_objects)
-EXPORTED(take_tags)
-EXPORTED(hold_tags)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 import relay_wgrad.torch as rt
-from relay_wgrad.torch.programs import Program
+from relay_wgrad.torch.backward_part import BackwardPart
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -63,13 +63,13 @@ def steps() -> Any:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The pieces that run, by number."""
-    found, backward = list[int](), Program.backward
+    found, gradients = list[int](), BackwardPart.gradients
 
-    def recorded(self: Program, number: int, *given: Any) -> Any:
+    def recorded(self: BackwardPart, number: int, *given: Any) -> Any:
         found.append(number)
-        return backward(self, number, *given)
+        return gradients(self, number, *given)
 
-    monkeypatch.setattr(Program, "backward", recorded)
+    monkeypatch.setattr(BackwardPart, "gradients", recorded)
     return found
 
 

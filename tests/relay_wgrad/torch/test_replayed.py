@@ -381,7 +381,7 @@ def test_loops_in_one_memory(
         torch.manual_seed(seed)
         step = way(Deep(), graphs)
         (program,) = (program for _, program in step._programs)
-        assert (program._last is not program._backward) is shares
+        assert (program.backward.last is not program.backward.functions) is shares
         runs.append(_loop(step, seed, again=True))
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import relay_wgrad
 import relay_wgrad.torch as rt
-from relay_wgrad.torch.programs import Program
+from relay_wgrad.torch.backward_part import BackwardPart
 
 STEPS, SIZE = 6, 2
 LAYER = (64, 64)
@@ -97,15 +97,15 @@ def default() -> None:
 @contextlib.contextmanager
 def events() -> Iterator[list[str]]:
     """The pieces of backward passes that run, and what else is noted."""
-    seen, backward = list[str](), Program.backward
+    seen, gradients = list[str](), BackwardPart.gradients
 
-    def noted(self: Program, number: int, *given: Any) -> Any:
+    def noted(self: BackwardPart, number: int, *given: Any) -> Any:
         seen.append(f"piece {number}")
-        return backward(self, number, *given)
+        return gradients(self, number, *given)
 
-    Program.backward = noted  # type: ignore[method-assign]
+    BackwardPart.gradients = noted  # type: ignore[method-assign]
     yield seen
-    Program.backward = backward  # type: ignore[method-assign]
+    BackwardPart.gradients = gradients  # type: ignore[method-assign]
 
 
 def overlap() -> None:
