@@ -53,7 +53,7 @@ def by_pytorch(x: Any, w: Any, backward: Function = product) -> tuple[torch.Tens
         def backward(ctx: Any, *given: Any) -> Any:
             return tuple(backward(ctx.saved_tensors, given))
 
-    found: tuple[torch.Tensor, torch.Tensor] = Product.apply(x, w)  # type: ignore[no-untyped-call]
+    found: tuple[torch.Tensor, torch.Tensor] = Product.apply(x, w)
     return found
 
 
@@ -148,9 +148,9 @@ def test_wrong_gradients_are_refused(way: Any) -> None:
 
 def test_what_is_no_tensor_is_refused() -> None:
     x, w = operands()
-    backward = Backward("Own", lambda *_: None, 1)  # type: ignore[arg-type,return-value]
+    backward = Backward("Own", lambda *_: None, 1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected tensors, got int"):
-        is_recorded(backward, (x, 3), (w,), (torch.zeros(()),))  # type: ignore[arg-type]
+        is_recorded(backward, (x, 3), (w,), (torch.zeros(()),))
     out = torch.zeros(())
     assert is_recorded(backward, (x,), (w,), (out,))
     with pytest.raises(RuntimeError, match="Own: no pair"):
@@ -167,7 +167,7 @@ def test_tensors_of_inference_mode_are_refused() -> None:
 
 def test_hooks_of_saved_tensors_are_pytorchs() -> None:
     x, w = operands()
-    backward = Backward("Own", lambda *_: None, 1)  # type: ignore[arg-type,return-value]
+    backward = Backward("Own", lambda *_: None, 1)  # type: ignore[arg-type]
     out = torch.zeros(())
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         assert not is_recorded(backward, (x,), (w,), (out,))
@@ -177,7 +177,7 @@ def test_hooks_of_saved_tensors_are_pytorchs() -> None:
 def test_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_node, "functions", lambda: None)
     x, w = operands()
-    assert not is_recorded(Backward("Own", lambda *_: None, 1), (x,), (w,), ())  # type: ignore[arg-type,return-value]
+    assert not is_recorded(Backward("Own", lambda *_: None, 1), (x,), (w,), ())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("backwards", [False, True])
