@@ -642,7 +642,7 @@ FAULTS = (
           "if vectors >= min(1, -(-channels // lanes))",
           "tests/legalize/cpu/test_many_cores.py"),
     Fault("products of few pixels: the tile of many", "legalize/cpu/direct/affine.py",
-          "columns if columns and merged else wide", "wide",
+          "columns if merged else None)", "None)",
           "tests/benchmarks/test_cpu_tasks.py"),
     Fault("packed wgrad: units of a level-1 cache, however few", "legalize/cpu/wgrad/packed.py",
           "for most in (target, self._even(batch, target, m))", "for most in (target,)",
