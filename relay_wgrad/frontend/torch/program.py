@@ -21,7 +21,6 @@ from .batch import even_parts, opened
 from .batch_of_one import EXPORTED, difference
 from .composed import decompositions
 from .dropouts import without_dropout
-from .exporter import load_exporter
 from .file import check_file, first_line
 from .functionalization import functionalized
 from .names import op_of
@@ -117,7 +116,6 @@ def exported(
         try:
             source = module
             if not program:
-                load_exporter()
                 with _exporting(torch, source, seen, open_batch):
                     module = torch.export.export(source, given, dynamic_shapes=axes)
             stopped = _without_regions(torch, module, program)
