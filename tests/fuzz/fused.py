@@ -179,9 +179,13 @@ def _moved(
             return None
         half = (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
         return f"split {at} {axis}", [(half, dtype)] * 2
+
+    def rest(of: Shape) -> tuple[Shape, Shape]:
+        return of[:axis], of[axis + 1 :]
+
     same = [
         i for i, (s, d) in enumerate(made)
-        if d == dtype and s[:axis] == shape[:axis] and s[axis + 1 :] == shape[axis + 1 :]
+        if d == dtype and len(s) == len(shape) and rest(s) == rest(shape)
     ]  # fmt: skip
     other = rng.choice(same)
     whole = shape[axis] + made[other][0][axis]
