@@ -129,7 +129,7 @@ def test_there_are_none(tmp_path: Path, kernel: str, channels: int, groups: int)
     [
         ("backward_float32_relu", 13, 0, "write_sums<V>(sums, partial, shape);"),
         ("forward_bfloat16_relu_residual_bits", 72, 0, "const int parts = kMany / channels;"),
-        ("forward_float32_none_rows", 516, -1, "    sums[i] = 0;"),
+        ("forward_float32_none_rows", 516, -1, "    for (int w = 0; w < each; ++w)"),
         ("backward_float32_none_rows", 516, -1, "    const int stride = z.width * V;"),
     ],
 )
