@@ -520,7 +520,6 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
         state.inner[r] = from_lane(sum, 2 * row);
         state.logs[r] = first + row < z.rows ? z.logs[at + row] : 0.f;
       }
-    
     }
     if (first < z.rows && left >= S::kTile) {
       tile_rows<true, T>(state, q, dout, tile, in, left, scale, more, columns);
