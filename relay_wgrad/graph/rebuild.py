@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 
 from .walk import Block, bindings_of, branches_of, functions_in
 
@@ -268,6 +268,19 @@ def _same(new: Sequence[Any], old: Sequence[Any]) -> bool:
 
 def _are_one(a: Any, b: Any) -> bool:
     return a is b or bool(a.same_as(b))
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+_OF_A_BLOCK = (
+    "iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers", "match_buffers",
+    "annotations", "span",
+)  # fmt: skip
+
+
+def with_fields(block: s_tir.SBlock, **changed: Any) -> s_tir.SBlock:
+    """A kernel's block with some of its fields changed."""
+    return s_tir.SBlock(*(changed.get(name, getattr(block, name)) for name in _OF_A_BLOCK))
 
 
 # ---- modules -------------------------------------------------------------------------------------

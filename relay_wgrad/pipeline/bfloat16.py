@@ -18,6 +18,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm_ffi import structural_map, structural_walk
 
+from ..graph.rebuild import with_fields
 from ..ir import CHOICE
 
 NARROW, WIDE = "bfloat16", "float32"
@@ -224,7 +225,4 @@ def _allocating(names: list[Any], block: Any) -> Any:
         return block
     memory = [*block.alloc_buffers, *names]
     names.clear()
-    return s_tir.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init, memory,
-        block.match_buffers, block.annotations,
-    )  # fmt: skip
+    return with_fields(block, alloc_buffers=memory)

@@ -16,7 +16,7 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import SBlock
 from tvm_ffi import structural_equal, structural_map, structural_walk
 
-from ..graph.rebuild import with_changed_kernels
+from ..graph.rebuild import with_changed_kernels, with_fields
 from ..keys import SCHEDULED
 
 
@@ -68,11 +68,7 @@ def _elementwise(block: Any) -> Any:
         tirx.IterVar(axis.dom, axis.var, tirx.IterVar.DataPar) if _is_term(axis) else axis
         for axis in block.iter_vars
     ]
-    return SBlock(
-        axes, block.reads, block.writes, block.name_hint,
-        _as_one(stores), None,
-        block.alloc_buffers, block.match_buffers, block.annotations,
-    )  # fmt: skip
+    return with_fields(block, iter_vars=axes, body=_as_one(stores), init=None)
 
 
 def _without_unread(body: Any) -> Any:
@@ -95,11 +91,10 @@ def _without_unread(body: Any) -> Any:
     def reading(block: Any) -> Any:
         stores = _stores(block)
         kept = [x for x in stores if is_kept(x.buffer)]
-        return SBlock(
-            block.iter_vars, block.reads, [x for x in block.writes if is_kept(x.source)],
-            block.name_hint, _as_one(kept) if len(kept) < len(stores) else block.body,
-            block.init, [x for x in block.alloc_buffers if is_kept(x)],
-            block.match_buffers, block.annotations,
+        return with_fields(
+            block, writes=[x for x in block.writes if is_kept(x.source)],
+            body=_as_one(kept) if len(kept) < len(stores) else block.body,
+            alloc_buffers=[x for x in block.alloc_buffers if is_kept(x)],
         )  # fmt: skip
 
     return structural_map(body, (SBlock, reading)) if unread else body

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_walk
 
-from ..graph.rebuild import with_kernels, with_type
+from ..graph.rebuild import with_fields, with_kernels, with_type
 from ..graph.walk import Block, bindings_of, bodies_of, functions_in, result_of
 from ..ir import op_name
 from ..keys import SYMBOL
@@ -118,10 +118,7 @@ def with_workspaces(func: Any, place: int) -> tuple[Any, list[Any]]:
     if not found:
         return func, []
     kept = [b for b in block.alloc_buffers if not _is_workspace(b)]
-    inner = s_tir.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init, kept,
-        block.match_buffers, block.annotations, block.span,
-    )  # fmt: skip
+    inner = with_fields(block, alloc_buffers=kept)
     body = s_tir.SBlockRealize(root.iter_values, root.predicate, inner, root.span)
     params = [*func.params[:place], *found, *func.params[place:]]
     return tirx.PrimFunc(params, body, func.ret_type, func.attrs, func.span), found
