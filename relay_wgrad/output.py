@@ -140,6 +140,24 @@ def working_folder(within: Name | None = None) -> Iterator[Path]:
         os.close(lock)
 
 
+@contextlib.contextmanager
+def turn_at(path: Path) -> Iterator[None]:
+    """Within it nobody else is about to make a file, so long as the file system knows locks.
+
+    Who comes later looks again whether it is there: this spares work, and keeps nothing whole.
+    What is locked is a file beside `path`, which goes afterwards; one of a killed run holds nobody
+    up.
+    """
+    beside = path.with_name(f"{path.name}.lock")
+    descriptor = os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    try:
+        _lock(descriptor, wait=True)
+        yield
+    finally:
+        beside.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
 def _place(path: Name) -> tuple[Path, bool]:
     """(the file to write, whether it is written to as it is).  Raises OSError where none can be."""
     target = Path(os.path.realpath(path))

@@ -2,7 +2,8 @@
 
 An object's name has its unit's and a digest of everything that it depends on: source, options,
 nvcc's version and what else the unit names.  It is written under another name first and then
-renamed, so it is whole or not there.
+renamed, so it is whole or not there; of several processes that want one, the ranks of a training on
+several GPUs, say, one builds it and the others wait.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from relay_wgrad.output import working_folder
+from relay_wgrad.output import turn_at, working_folder
 
 from .toolchain import Toolchain, run_tool
 
@@ -114,14 +115,20 @@ def _object(nvcc: Path, folder: Path, unit: Unit) -> Path:
     facts = [unit.source, *command, nvcc_version(nvcc) or "", *unit.facts]
     digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
     path = folder / f"{unit.name}-{digest}.o"
-    if path.is_file() and not path.is_symlink():
+    if _is_there(path):
         return path
-    with working_folder(folder) as work:
+    with turn_at(path), working_folder(folder) as work:
+        if _is_there(path):  # now
+            return path
         text, made = work / "kernel.cu", work / "kernel.o"
         text.write_text(unit.source, encoding="utf-8")
         _run([*command, "-c", str(text), "-o", str(made)], unit.name)
         made.replace(path)
     return path
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _run(command: Sequence[str], name: str) -> None:
