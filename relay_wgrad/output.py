@@ -18,6 +18,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ Name = str | os.PathLike[str]
 
 _FILE, _FOLDER = ".relay-wgrad-made-", "relay-wgrad-work-"
 _OURS = re.compile(rf"(?:{re.escape(_FILE)}|{_FOLDER})[0-9a-f]{{16}}(?:\.[^.]*)?")
+_PAUSE = 0.02  # seconds between two looks at a lock
 _BLOCK = b"\0" * 4096  # what a check writes: a full disk still makes files
 
 
@@ -141,17 +143,26 @@ def working_folder(within: Name | None = None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def turn_at(path: Path) -> Iterator[None]:
-    """Within it nobody else is about to make a file, so long as the file system knows locks.
+def turn_at(path: Path, patience: float = 60) -> Iterator[None]:
+    """Within it nobody else is about to make a file, as far as that is known.
 
     Who comes later looks again whether it is there: this spares work, and keeps nothing whole.
     What is locked is a file beside `path`, which goes afterwards; one of a killed run holds nobody
-    up.
+    up.  One that stays locked, by a child that hangs, say, is waited for so many seconds.
     """
     beside = path.with_name(f"{path.name}.lock")
     descriptor = os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    until = time.monotonic() + patience
     try:
-        _lock(descriptor, wait=True)
+        while not path.exists() and time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_PAUSE)
+                continue
+            except OSError:  # the file system knows no locks
+                pass
+            break
         yield
     finally:
         beside.unlink(missing_ok=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from byoc_cudnn.building import nvcc
 from byoc_cudnn.building.nvcc import Unit, build
+from relay_wgrad.output import turn_at
 
 _NVCC = """#!/bin/sh
 case "$1" in --version) echo "release 13.0"; exit;; esac
@@ -23,10 +27,10 @@ _UNITS = [Unit("one", "int a;", ()), Unit("two", "int b;", ("-O3",))]
 
 @pytest.fixture
 def compiler(tmp_path: Path) -> Path:
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text(_NVCC.format(runs=tmp_path / "runs"))
-    nvcc.chmod(0o700)
-    return nvcc
+    path = tmp_path / "nvcc"
+    path.write_text(_NVCC.format(runs=tmp_path / "runs"))
+    path.chmod(0o700)
+    return path
 
 
 def _runs(compiler: Path) -> int:
@@ -64,3 +68,17 @@ def test_what_a_killed_process_locked_is_free(compiler: Path, tmp_path: Path) ->
     paths = build(compiler, folder, _UNITS)
     assert all(path.read_text() == "made\n" for path in paths)
     assert not list(folder.glob("*.lock"))
+
+
+def test_what_stays_locked_is_not_waited_for_forever(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    monkeypatch.setattr(nvcc, "turn_at", partial(turn_at, patience=0.2))
+    (path,) = build(compiler, folder, _UNITS[:1])
+    path.unlink()
+    with path.with_name(f"{path.name}.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert build(compiler, folder, _UNITS[:1]) == [path]
+    assert _runs(compiler) == 2
