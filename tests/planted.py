@@ -331,7 +331,7 @@ FAULTS = (
           "tests/byoc_cudnn/attention/test_attention_emulated.py"),
     Fault("attention: a tile is written while it is read",
           "byoc_cudnn/attention/templates/attention_device.h",
-          "other = passing + 2 * S::kTileBytes;", "other = passing;",
+          "other = passing + static_cast<Spot>(bytes);", "other = passing;",
           "tests/byoc_cudnn/attention/test_attention_emulated.py"),
     Fault("attention: the scores' gradient forgets what all columns have",
           "byoc_cudnn/attention/templates/attention_device.h",

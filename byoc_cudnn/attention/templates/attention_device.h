@@ -299,6 +299,32 @@ __device__ inline void store_rows(Spot by, const float (&sums)[Shape<width>::kPa
   }
 }
 
+// Rows of the other side, `count` of them, a tile at a time, while the next is under way: `load` begins the
+// copy of the tile whose first row is so many.  `begin` once the block's own rows, whose copies are under way, are
+// there; and where the warp has any, `take` of each tile, of which so many rows are left and, if `full`, all.
+template <int rows, typename Load, typename Begin, typename Take>
+__device__ __forceinline__ void pass_tiles(Spot passing, int bytes, int count, bool has_rows, const Load& load,
+                                           const Begin& begin, const Take& take) {
+  Spot tile = passing, other = passing + static_cast<Spot>(bytes);
+  load(tile, 0);
+  copies_end();
+  for (int left = count; left > 0; left -= rows) {
+    if (left > rows) load(other, count - left + rows);
+    copies_end();
+    wait_copies<1>();
+    __syncthreads();
+    if (left == count) begin();
+    if (has_rows && left >= rows) {
+      take(std::true_type(), tile, left);
+    } else if (has_rows) {
+      take(std::false_type(), tile, left);
+    }
+    __syncthreads();
+    const Spot next = other;
+    other = tile, tile = next;
+  }
+}
+
 // ---- forward ----
 
 // What a lane knows of two rows of q, after some columns.
@@ -369,12 +395,10 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kForwardBlocks)
   Rows<width, T>(part.of<T>(z.q), z.q.row, part.first, z.rows, z.whole).template load<kOwn>(own);
   Rows<width, T> k(part.of<T>(z.k), z.k.row, 0, z.columns, z.whole);
   Rows<width, T> v(part.of<T>(z.v), z.v.row, 0, z.columns, z.whole);
-  const auto load = [&](Spot to) {
+  const auto load = [&](Spot to, int64_t) {
     k.template load<S::kTile>(to);
     v.template load<S::kTile>(to + S::kTileBytes);
   };
-  load(passing);
-  copies_end();
   const Spot mine = own + static_cast<Spot>(first_of_warp() * S::kPitch);
   const int64_t first = part.first + first_of_warp();
   const float scale = z.scale * 1.44269504088896340736f;  // powers are of 2
@@ -383,23 +407,12 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kForwardBlocks)
   const Additions<added> more(z, part.matrix, first);
   Softmax<width> state{};
   state.most[0] = state.most[1] = -INFINITY;
-  Spot tile = passing, other = passing + 2 * S::kTileBytes;
   const int columns = static_cast<int>(z.columns);
-  for (int left = columns; left > 0; left -= S::kTile) {
-    if (left > S::kTile) load(other);
-    copies_end();
-    wait_copies<1>();
-    __syncthreads();
-    if (left == columns) rows.begin(mine + in.tall);
-    if (first < z.rows && left >= S::kTile) {
-      tile_forward<true, T>(state, rows, tile, in, left, scale, more, columns);
-    } else if (first < z.rows) {
-      tile_forward<false, T>(state, rows, tile, in, left, scale, more, columns);
-    }
-    __syncthreads();
-    const Spot next = other;
-    other = tile, tile = next;
-  }
+  pass_tiles<S::kTile>(
+      passing, 2 * S::kTileBytes, columns, first < z.rows, load, [&] { rows.begin(mine + in.tall); },
+      [&](auto full, Spot tile, int left) {
+        tile_forward<full, T>(state, rows, tile, in, left, scale, more, columns);
+      });
   if (first >= z.rows) return;
   float each[2];
 #pragma unroll
@@ -487,12 +500,10 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
       .template load<kOwn>(own + S::kOwnBytes);
   Rows<width, T> k(part.of<T>(z.k), z.k.row, 0, z.columns, z.whole);
   Rows<width, T> v(part.of<T>(z.v), z.v.row, 0, z.columns, z.whole);
-  const auto load = [&](Spot to) {
+  const auto load = [&](Spot to, int64_t) {
     k.template load<S::kTile>(to);
     v.template load<S::kTile>(to + S::kTileBytes);
   };
-  load(passing);
-  copies_end();
   const Spot mine = own + static_cast<Spot>(first_of_warp() * S::kPitch);
   const int64_t first = part.first + first_of_warp();
   const float scale = z.scale * 1.44269504088896340736f;
@@ -500,36 +511,25 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kRowBlocks)
   Fragments<width, S::kKept> q, dout;
   const Additions<added> more(z, part.matrix, first);
   Slopes<width> state{};
-  Spot tile = passing, other = passing + 2 * S::kTileBytes;
-  const int columns = static_cast<int>(z.columns);
-  for (int left = columns; left > 0; left -= S::kTile) {
-    if (left > S::kTile) load(other);
-    copies_end();
-    wait_copies<1>();
-    __syncthreads();
-    if (left == columns) {
-      q.begin(mine + in.tall);
-      dout.begin(mine + in.tall + S::kOwnBytes);
-      const int64_t at = part.matrix * z.rows + first;
-      const Spot rows = mine + S::kOwnBytes;
-      const float sum = inner_of<T, width>(rows, part.of<T>(z.out), z.out.row, first, z.rows, z.whole);
-      if (lane() % 2 == 0 && first + lane() / 2 < z.rows) z.inner[at + lane() / 2] = sum;
+  const auto begin = [&] {
+    q.begin(mine + in.tall);
+    dout.begin(mine + in.tall + S::kOwnBytes);
+    const int64_t at = part.matrix * z.rows + first;
+    const Spot rows = mine + S::kOwnBytes;
+    const float sum = inner_of<T, width>(rows, part.of<T>(z.out), z.out.row, first, z.rows, z.whole);
+    if (lane() % 2 == 0 && first + lane() / 2 < z.rows) z.inner[at + lane() / 2] = sum;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = lane() / 4 + 8 * r;
-        state.inner[r] = from_lane(sum, 2 * row);
-        state.logs[r] = first + row < z.rows ? z.logs[at + row] : 0.f;
-      }
+    for (int r = 0; r < 2; ++r) {
+      const int row = lane() / 4 + 8 * r;
+      state.inner[r] = from_lane(sum, 2 * row);
+      state.logs[r] = first + row < z.rows ? z.logs[at + row] : 0.f;
     }
-    if (first < z.rows && left >= S::kTile) {
-      tile_rows<true, T>(state, q, dout, tile, in, left, scale, more, columns);
-    } else if (first < z.rows) {
-      tile_rows<false, T>(state, q, dout, tile, in, left, scale, more, columns);
-    }
-    __syncthreads();
-    const Spot next = other;
-    other = tile, tile = next;
-  }
+  };
+  const int columns = static_cast<int>(z.columns);
+  pass_tiles<S::kTile>(passing, 2 * S::kTileBytes, columns, first < z.rows, load, begin,
+                       [&](auto full, Spot tile, int left) {
+                         tile_rows<full, T>(state, q, dout, tile, in, left, scale, more, columns);
+                       });
   if (first >= z.rows) return;
   store_rows<T, width>(mine, state.dq, z.scale, z.scale, part.of<T>(z.dq), z.dq.row, first, z.rows, z.whole);
 }
@@ -616,33 +616,21 @@ __global__ void __launch_bounds__(kBlock, Shape<width>::kColumnBlocks)
     load_numbers<S::kTile>(to + 2 * S::kTileBytes + 4 * S::kTile, inner, row, z.rows);
     if constexpr (added) place_rows<S::kTile>(to + S::kRowTileBytes, z, part.matrix, row);
   };
-  load(passing, 0);
-  copies_end();
   const Spot mine = own + static_cast<Spot>(first_of_warp() * S::kPitch);
   const int64_t first = part.first + first_of_warp();
   const float scale = z.scale * 1.44269504088896340736f;
   const Places<width> in;
   Fragments<width, S::kKept> k, v;
   Sums<width> state{};
-  Spot tile = passing, other = passing + S::row_tile_bytes(added);
-  for (int left = static_cast<int>(z.rows); left > 0; left -= S::kTile) {
-    if (left > S::kTile) load(other, z.rows - left + S::kTile);
-    copies_end();
-    wait_copies<1>();
-    __syncthreads();
-    if (left == z.rows) {
-      k.begin(mine + in.tall);
-      v.begin(mine + in.tall + S::kOwnBytes);
-    }
-    if (first < z.columns && left >= S::kTile) {
-      tile_columns<true, added, T>(state, k, v, tile, in, left, scale, z, static_cast<int>(first));
-    } else if (first < z.columns) {
-      tile_columns<false, added, T>(state, k, v, tile, in, left, scale, z, static_cast<int>(first));
-    }
-    __syncthreads();
-    const Spot next = other;
-    other = tile, tile = next;
-  }
+  const auto begin = [&] {
+    k.begin(mine + in.tall);
+    v.begin(mine + in.tall + S::kOwnBytes);
+  };
+  pass_tiles<S::kTile>(
+      passing, S::row_tile_bytes(added), static_cast<int>(z.rows), first < z.columns, load, begin,
+      [&](auto full, Spot tile, int left) {
+        tile_columns<full, added, T>(state, k, v, tile, in, left, scale, z, static_cast<int>(first));
+      });
   if (first >= z.columns) return;
   store_rows<T, width>(mine, state.dk, z.scale, z.scale, part.of<T>(z.dk), z.dk.row, first, z.columns, z.whole);
   const Spot last = mine + S::kOwnBytes;
