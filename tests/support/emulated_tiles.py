@@ -8,8 +8,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from legalize.cpu.emitters.loops import cast, int64, local, serial
-from legalize.cpu.matrix.tiles import COUNT, ROWS, TERMS, Tiles
+from legalize.cpu.emitters.loops import cast, int64, local, serial, splat
+from legalize.cpu.matrix.tiles import COUNT, ROWS, SUMS, TERMS, Tiles
 
 
 class Emulated(Tiles):
@@ -58,6 +58,15 @@ class Emulated(Tiles):
                 self._put(acc, m, n, self._get(acc, m, n) + terms[0] + terms[1])
 
             self._each(acc, 4, add)
+
+    def rounded(self, low: Any, high: Any) -> Any:
+        def bits(value: Any) -> Any:
+            wide = tirx.reinterpret(f"uint32x{SUMS}", value)
+            one, odd = (splat(tirx.const(x, "uint32"), SUMS) for x in (1, 0x7FFF))
+            half = splat(tirx.const(16, "uint32"), SUMS)
+            return ((wide + odd + ((wide >> half) & one)) >> half).astype(f"uint16x{SUMS}")
+
+        return tirx.Shuffle([bits(low), bits(high)], list(range(2 * SUMS)))
 
     def _each(self, tile: int, bytes_: int, do: Any) -> None:
         with serial(self.rows[tile]) as m, serial(self.columns[tile] // bytes_) as n:

@@ -233,17 +233,22 @@ class Scratch:
 _STACK_BYTES = 16 << 10
 
 
-def local(name: str, count: int, dtype: str) -> Expr:
+def local(name: str, count: int, dtype: str, align: int = 0) -> Expr:
     """An array of a task; one that is only indexed by constants becomes registers.
 
     TVM 0.27 takes an allocation of scope "local" from its workspace on a CPU: two calls through a
     pointer for each tile, and registers are stored there.  So a small one is not an allocation.
+    A stack gives it the alignment of a word; `align`: bytes, a power of two, where more matters.
     """
     bytes_ = count * (8 if "64" in dtype else 4)
     if bytes_ > _STACK_BYTES:
-        data = _allocation(count, dtype, "local").data
+        data = _allocation(count, dtype, "local").data  # the workspace aligns to 64 bytes
     else:
         pointer = PointerType(PrimType(dtype), "local")
-        words = ceildiv(bytes_, 8)
+        words = ceildiv(bytes_ + align, 8)
         data = T.Bind(tirx.call_intrin(pointer, "tirx.tvm_stack_alloca", "shape", words))
+        if align:
+            more = int64(align - 1)
+            after = tirx.call_intrin(pointer, "tirx.handle_add_byte_offset", data, more)
+            data = T.Bind(tirx.call_llvm_intrin(pointer, "llvm.ptrmask", after, int64(-align)))
     return IRBuilder.name(name, T.decl_buffer((count,), dtype, data=data, scope="local"))

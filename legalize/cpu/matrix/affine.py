@@ -244,13 +244,13 @@ class _Core:
         if not rest or self.blocks == 1:
             widths = [(rest or _BLOCK, True)]
         converts = self.machine.has_bfloat16
-        with when(exists_row):
-            for j in self._each_row():
-                column, exists = columns.place(b + j, phases[1])
-                at = bind(y.at(n, row, column, g) + block * _BLOCK)
-                start = (t * self.rows + j) * _BLOCK
-                for width, fits in widths:
-                    with when(conjunction(exists, fits)):
+        for width, fits in widths:
+            with when(conjunction(exists_row, fits)):
+                for j in self._each_row():
+                    column, exists = columns.place(b + j, phases[1])
+                    at = bind(y.at(n, row, column, g) + block * _BLOCK)
+                    start = (t * self.rows + j) * _BLOCK
+                    with when(exists):
                         matrix.put(y.buffer, self.dtype, at, sums, start, width, converts)
 
 
@@ -270,7 +270,8 @@ class _Tiles(_Core):
             (self.rows,) * 6 + (chunk // 2,) * 2,
             (SUMS * 4,) * 4 + (2 * chunk,) * 2 + (PAIR * 2,) * 2,
         )
-        self._memory = local("sums", 2 * self.rows * _BLOCK, "float32")
+        size, line = 2 * self.rows * _BLOCK, self.machine.line_bytes
+        self._memory = local("sums", size, "float32", align=line)
         yield
         tiles.release()
 

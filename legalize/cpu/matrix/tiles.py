@@ -65,6 +65,12 @@ class Tiles:
     def product(self, acc: int, a: int, b: int) -> None:
         _call("tdpbf16ps", _number(acc), _number(a), _number(b))
 
+    def rounded(self, low: Expr, high: Expr) -> Expr:
+        """The bits of two vectors of sums as one of bfloat16, by AVX512_BF16."""
+        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        value = tirx.call_llvm_intrin(f"bfloat16x{PAIR}", name, high, low)
+        return tirx.reinterpret(f"uint16x{PAIR}", value)
+
 
 def _number(tile: int) -> Expr:
     return tirx.const(tile, "int8")
@@ -89,12 +95,10 @@ def put(
     """Stores `count` of 32 sums, rounded to the result's dtype; `converts`: by AVX512_BF16."""
     if dtype == "float32":
         store_head(target, at, sums, start, SUMS, count)
-    elif converts and count == PAIR:
+    elif converts:
         low, high = (sums[vector(start + i, SUMS)] for i in (0, SUMS))
-        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-        value = tirx.call_llvm_intrin(f"bfloat16x{PAIR}", name, high, low)
-        bits = tirx.reinterpret(f"uint16x{PAIR}", value)
-        T.buffer_store(view(target, "uint16"), bits, [vector(at, PAIR)])
+        bits = head(TILES.rounded(low, high), PAIR, count)
+        T.buffer_store(view(target, "uint16"), bits, [vector(at, count)])
     else:
         for first in range(0, count, SUMS):
             some = min(SUMS, count - first)

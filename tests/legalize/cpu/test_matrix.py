@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -83,9 +84,9 @@ def given(monkeypatch: pytest.MonkeyPatch, **facts: bool) -> None:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This host's kernels take tiles, which are loops over memory."""
+    """This host's kernels take tiles, which are loops over memory, and what comes with them."""
     monkeypatch.setattr(tiles, "TILES", Emulated())
-    given(monkeypatch, has_tiles=True)
+    given(monkeypatch, has_tiles=True, has_bfloat16=True)
 
 
 def error(problem: ConvProblem, target: Target, name: str) -> float:
@@ -157,6 +158,20 @@ def test_llvm_writes_the_instructions(kind: ConvKind, cpu_name: str) -> None:
         assert word in code
     assert "vfmadd" not in code
     assert "callq\trelay_wgrad" not in code  # the function between is a part of what calls it
+
+
+@pytest.mark.parametrize("channels", [64, 48, 40], ids=str)
+def test_sums_leave_tiles_in_whole_lines(channels: int) -> None:
+    """A row of a tile is a cache line of the stack, and two are rounded by one instruction, those
+    of the last channels too."""
+    problem = ConvProblem.parse(f"fprop n=2 c=32 h=9 w=8 k={channels} r=1 s=1 layout=NHWC/OHWI/NHWC"
+                                " dtype=bf16/bf16/bf16")  # fmt: skip
+    target = Target({"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 1})
+    code = tvm.compile(cpu.prim_func(problem, target), target=target).mod.inspect_source("asm")
+    loads = re.findall(r"(vmov[au]ps)\t\S*\(\S*\), %zmm", code)
+    assert len(loads) >= 16
+    assert set(loads) == {"vmovaps"}
+    assert "vpmovdw" not in code  # what rounding takes without AVX512_BF16
 
 
 def test_copies_are_of_tiles_of_16() -> None:
