@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tvm.tirx.script import builder as T
 
-from relay_wgrad.problem import ConvKind, ConvProblem
+from relay_wgrad.problem import DTYPE_BYTES, ConvKind, ConvProblem
 
-from ...quotient import share
+from ...quotient import quotient, share
 from ..emitters.axes import Axis, Taps
 from ..emitters.loops import (
     Expr,
@@ -29,20 +29,21 @@ from ..emitters.loops import (
     int64,
     local,
     parallel,
+    prefetch,
     serial,
     vector,
     view,
     when,
     zero,
 )
-from ..emitters.memory import NO_BORDER, Image, Memory
+from ..emitters.memory import NO_BORDER, Activation, Image, Memory
 from ..emitters.tiles import cache_sets_conflict, tile_rows
 from ..machine import Machine
 from . import pairs
 from . import tiles as matrix
 from .panels import PAIR_BITS, Panels, pack
 from .tiles import PAIR, ROWS, SUMS, TERMS
-from .work_split import Work, best_split
+from .work_split import Work, best_split, run_length
 
 _LEAST = 8  # channels of one of several groups
 _BLOCK = 2 * SUMS  # channels of a step's sums
@@ -89,13 +90,14 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         written = replace(written, is_copied=False)
     batch = memory.batch(read, written)
     height, width = out[2:]
-    merged = False
+    merged, asked = False, [False, False]
     if problem.r == problem.s == 1 and problem.strides == (1, 1) and problem.padding == NO_BORDER:
         merged = all(x.is_dense(batch.images, height, width) for x in batch.tensors)
         if all(x.has_dense_rows(width) for x in batch.tensors):
             height, width = 1, height * width * (batch.images if merged else 1)
+            asked = [groups == 1 and _is_far(problem, m, one) for one in (read, written)]
             axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
-    core = (_Tiles if m.has_tiles else _Pairs)(problem, m, axes, panels)
+    core = (_Tiles if m.has_tiles else _Pairs)(problem, m, axes, panels, asked)
     with used(m), batch.each() as (_, count, (x, y)):
         core.write(x, y, weight, 1 if merged else count)
 
@@ -130,19 +132,58 @@ def _filled(channels: int, follow: int) -> int:
     return more[0] if products(more[0]) <= _GAIN * products(even) else even
 
 
+def _is_far(problem: ConvProblem, m: Machine, tensor: Activation) -> bool:
+    """Whether the caller's tensor is used, and is more than a level-2 cache holds; however many
+    cores there are, another one may have written it."""
+    size = math.prod(problem.shape(tensor.role)) * DTYPE_BYTES[problem.dtype(tensor.role)]
+    return not tensor.is_copied and size > m.l2_bytes
+
+
+@contextmanager
+def _runs(begin: Expr, end: Expr, run: int) -> Iterator[tuple[Expr, Expr]]:
+    """A loop over runs of `run` steps: (first, last but one); all are one run with 0."""
+    if not run:
+        yield begin, end
+        return
+    with serial(quotient(end - begin + (run - 1), run)) as number:
+        first = bind(begin + number * run)
+        yield first, bind(T.min(int64(first + run), int64(end)))
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """Lines that are asked for in the order of memory, a `share` at each step: those to be written
+    for the level-1 cache, since stores that miss it commit one by one."""
+
+    image: Image
+    share: int
+    line: int  # in elements
+    is_written: bool
+
+    def step(self, start: Expr, number: Expr) -> None:
+        level = 1 if self.is_written else 2
+        at = bind(start + number * (self.share * self.line))
+        with serial(self.share) as i:
+            place = at + i * self.line
+            prefetch(self.image.buffer, place, write=self.is_written, level=level)
+
+
 class _Core:
     """Steps of some tiles of pixels, times 32 channels."""
 
     cycles: int  # of a step's products of 32 terms
 
     def __init__(
-        self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels, most: int,
-        count: int,
+        self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels, asked: list[bool],
+        most: int, count: int,
     ) -> None:  # fmt: skip
-        """`most` : pixels of a tile; `count` : tiles of a step."""
+        """`asked` : whether lines of the pixels, of the results are asked for before they are
+        needed; they follow each other in memory.  `most` : pixels of a tile; `count` : tiles of a
+        step."""
         self.machine = m
         self.axes = axes
         self.panels = panels
+        self.asked = asked
         self.dtype = problem.dtype(problem.roles[2])
         length = axes[1].count
         self.rows = ceildiv(length, ceildiv(length, most))  # of a tile: pixels
@@ -154,24 +195,39 @@ class _Core:
         size = (images, rows.count, ceildiv(columns.count, self.rows))
         total = math.prod(size)
         steps = ceildiv(total, self.count)
-        groups, parts = self._split(steps)
+        work = self._work(steps)
+        groups, parts = best_split(work, self.machine)
         each = ceildiv(self.blocks, parts)
+        run = self._run(replace(work, blocks=each))
+        asks = self._ahead(x, y, each) if run else []
         length = self.panels.reduced
         if columns.phases == 1:  # else taps differ from phase to phase
             length, _ = columns.taps(0).as_terms(length, x.w_step)
         with parallel(groups, self.panels.groups, parts) as (group, g, part), self._task(length):
             begin, end = map(bind, share(group, steps, groups))
-            with serial(rows.phases * columns.phases) as phase, serial(each) as i:
+            with (
+                serial(rows.phases * columns.phases) as phase,
+                _runs(begin, end, run) as (low, high),
+            ):
                 phases = digits(phase, (rows.phases, columns.phases))
-                block = bind(part * each + i)
-                with (
-                    when(block < self.blocks if self.blocks % each else True),
-                    serial(end, begin) as step,
-                ):
-                    places = [self._place(step * self.count + t, size) for t in range(self.count)]
-                    sums = self._sums(x, weight, places, phases, (g, block))
-                    for t, place in enumerate(places):
-                        self._store(y, sums, t, place, phases, (g, block))
+                starts = []
+                if asks:
+                    n, a, b = self._place((low + run) * self.count, size)
+                    starts = [bind(ask.image.at(n, a, b, g)) for ask in asks]
+                with serial(each) as i:
+                    block = bind(part * each + i)
+                    with (
+                        when(block < self.blocks if self.blocks % each else True),
+                        serial(high, low) as step,
+                    ):
+                        for ask, start in zip(asks, starts, strict=True):
+                            ask.step(start, i * run + (step - low))
+                        places = [
+                            self._place(step * self.count + t, size) for t in range(self.count)
+                        ]
+                        sums = self._sums(x, weight, places, phases, (g, block))
+                        for t, place in enumerate(places):
+                            self._store(y, sums, t, place, phases, (g, block))
 
     def _place(self, tile: Expr, size: tuple[int, int, int]) -> tuple[Expr, Expr, Expr]:
         """(image, row, first column) of a tile; the last one again where there is no such."""
@@ -180,17 +236,30 @@ class _Core:
         first = T.min(int64(b * self.rows), int64(self.axes[1].count - self.rows))
         return n, a, bind(first)
 
-    def _split(self, steps: int) -> tuple[int, int]:
-        """(groups of steps, parts of the blocks of channels)"""
+    def _work(self, steps: int) -> Work:
         (rows, columns), panels = self.axes, self.panels
         terms = panels.reduced * panels.rows * panels.columns
         pixels = self.count * self.rows * rows.scale * columns.scale
-        work = Work(
+        return Work(
             groups=panels.groups, steps=steps, blocks=self.blocks,
             cycles=terms / TERMS * self.cycles, step_bytes=pixels * panels.reduced * 2,
             block_bytes=terms * _BLOCK * 2,
         )  # fmt: skip
-        return best_split(work, self.machine)
+
+    def _run(self, work: Work) -> int:
+        """Steps that a task takes through all its blocks before the next ones; all with 0."""
+        return 0
+
+    def _ahead(self, x: Image, y: Image, each: int) -> list[_Ahead]:
+        """Of what a step of each of so many blocks asks for a share: of the next run's lines."""
+        found = []
+        of_task = self.asked[0], self.asked[1] and each == self.blocks
+        for image, dtype, is_asked in zip((x, y), ("bfloat16", self.dtype), of_task, strict=True):
+            if is_asked:
+                line = self.machine.line(dtype)
+                share = ceildiv(self.count * self.rows * image.w_step, each * line)
+                found.append(_Ahead(image, share, line, image is y))
+        return found
 
     def _operands(
         self, x: Image, places: list[tuple[Expr, Expr, Expr]], phases: list[Expr],
@@ -259,8 +328,15 @@ class _Tiles(_Core):
 
     cycles = 4 * ROWS
 
-    def __init__(self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels) -> None:
-        super().__init__(problem, m, axes, panels, ROWS, 2)
+    def __init__(
+        self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels,
+        asked: list[bool],
+    ) -> None:  # fmt: skip
+        super().__init__(problem, m, axes, panels, asked, ROWS, 2)
+
+    def _run(self, work: Work) -> int:
+        result_bytes = self.count * self.rows * _BLOCK * DTYPE_BYTES[self.dtype]
+        return run_length(work, result_bytes, self.machine)
 
     @contextmanager
     def _task(self, length: int) -> Iterator[None]:
@@ -305,12 +381,15 @@ class _Pairs(_Core):
 
     cycles = 2 * 14 * TERMS // 2 // 2
 
-    def __init__(self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels) -> None:
+    def __init__(
+        self, problem: ConvProblem, m: Machine, axes: list[Axis], panels: Panels,
+        asked: list[bool],
+    ) -> None:  # fmt: skip
         step = panels.reduced * panels.groups * 2 * axes[1].scale
         most = tile_rows(m, 2)
         if cache_sets_conflict(m, most, step):
             most = m.l1_ways // 2
-        super().__init__(problem, m, axes, panels, most, 1)
+        super().__init__(problem, m, axes, panels, asked, most, 1)
 
     def _each_row(self) -> Iterator[Expr]:
         yield from range(self.rows)  # sums are in registers, which have no numbers at run time

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,11 +13,13 @@ import pytest
 import tvm
 from tvm import relax, tirx
 from tvm.target import Target
+from tvm.tirx.script import builder as T
 from tvm_ffi.structural import structural_walk
 
 import relay_wgrad
 from legalize import cpu
 from legalize.cpu.emitters import memory
+from legalize.cpu.emitters.loops import int64, local
 from legalize.cpu.machine import (
     Machine,
     bfloat16_units,
@@ -23,8 +27,9 @@ from legalize.cpu.machine import (
     machine,
     tiles_are_permitted,
 )
+from legalize.cpu.matrix import affine as matrix
 from legalize.cpu.matrix import tiles
-from legalize.cpu.matrix.work_split import Work, best_split
+from legalize.cpu.matrix.work_split import Work, best_split, run_length
 from relay_wgrad.pipeline.cpu import cpu_pipeline
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.fuzz.special import runner
@@ -100,6 +105,99 @@ def error(problem: ConvProblem, target: Target, name: str) -> float:
 @pytest.mark.parametrize("problem", CASES, ids=str)
 def test_emulated(problem: ConvProblem) -> None:
     assert error(problem, host_target(2), "tiles") <= tolerance(problem)
+
+
+# Rows of pixels of all images, of one, of a strided kernel; phases; groups; channels outside.
+IN_RUNS = (
+    "fprop n=2 c=24 h=9 w=11 k=80 r=1 s=1 layout=NHWC/OHWI/NHWC",
+    "fprop n=3 c=40 h=7 w=23 k=72 r=1 s=1 layout=NCHW/OIHW/NHWC",
+    "fprop n=2 c=17 h=20 w=9 k=70 r=3 s=3 stride=2,1 pad=1,1,1,1 layout=NHWC/OHWI/NHWC",
+    "dgrad n=2 c=68 h=11 w=10 k=16 r=3 s=2 stride=2,2 pad=1,1,1,1 layout=NHWC/OHWI/NHWC",
+    "fprop n=1 c=32 h=9 w=20 k=160 r=1 s=1 groups=2 layout=NHWC/OHWI/NHWC",
+    "dgrad n=2 c=72 h=5 w=21 k=16 r=1 s=1",
+)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("run", [1, 3])
+@pytest.mark.parametrize("line", IN_RUNS)
+def test_runs_of_steps(line: str, run: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a task's steps leave over, beside what asks for lines ahead."""
+    problem = ConvProblem.parse(f"{line} dtype=bf16/bf16/bf16")
+    monkeypatch.setattr(matrix, "run_length", lambda *_: run)
+    given(monkeypatch, has_tiles=True, has_bfloat16=True, l2_bytes=8 << 10)
+    assert error(problem, host_target(2), "tiles") <= tolerance(problem)
+
+
+def of_zeros(problem: ConvProblem, cores: int) -> np.ndarray:
+    """What a kernel leaves in a result of zeros, of operands that are zeros."""
+    target = host_target(cores)
+    kernel = tvm.compile(cpu.prim_func(problem, target), target=target)["main"]
+    tensors = [
+        tvm.runtime.tensor(np.zeros(problem.shape(role), np.dtype(problem.dtype(role))))
+        for role in problem.roles
+    ]
+    kernel(*tensors)
+    return np.asarray(tensors[2].numpy(), "float32")
+
+
+class Numbered(Emulated):
+    """Sums are the number of the step and the block that they are stored by."""
+
+    def configure(self, rows: Sequence[int], columns: Sequence[int]) -> None:
+        super().configure(rows, columns)
+        self.number = local("number", 1, "float32")
+        T.buffer_store(self.number, tirx.const(0, "float32"), [int64(0)])
+
+    def store(self, tile: int, buffer: Any, at: Any, step: Any) -> None:
+        if tile == 0:
+            T.buffer_store(self.number, self.number[int64(0)] + 1, [int64(0)])
+        self._each(tile, 4, lambda m, n: self._put(tile, m, n, self.number[int64(0)]))
+        super().store(tile, buffer, at, step)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("run", [0, 1, 2])
+def test_a_run_has_all_channels_before_the_next(run: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 bytes of a row at a time would be written far apart from each other."""
+    problem = ConvProblem.parse("fprop n=2 c=8 h=8 w=16 k=80 r=1 s=1 layout=NHWC/OHWI/NHWC"
+                                " dtype=bf16/bf16/f32")  # fmt: skip
+    monkeypatch.setattr(tiles, "TILES", Numbered())
+    monkeypatch.setattr(matrix, "run_length", lambda *_: run)
+    steps, blocks = 8, 3
+    got = of_zeros(problem, 1).reshape(steps, 32, 80)[:, 0, [0, 32, 64]]
+    of_run = run or steps
+    step, block = np.indices((steps, blocks))
+    want = step // of_run * of_run * blocks + block * of_run + step % of_run + 1
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("run", [1, 3])
+@pytest.mark.parametrize("l2_bytes", [8 << 10, 1 << 20])
+def test_a_run_asks_for_the_next_ones_lines(
+    run: int, l2_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line of a result once, but those of the first run, unless caches hold it."""
+    problem = ConvProblem.parse("fprop n=2 c=8 h=8 w=16 k=96 r=1 s=1 layout=NHWC/OHWI/NHWC"
+                                " dtype=bf16/bf16/bf16")  # fmt: skip
+
+    def mark(buffer: Any, at: Any, *, write: bool, level: int) -> None:
+        if write and level == 1:
+            with T.If(at < buffer.shape[0]), T.Then():
+                T.buffer_store(buffer, buffer[int64(at)] + tirx.const(1, "bfloat16"), [int64(at)])
+
+    monkeypatch.setattr(matrix, "prefetch", mark)
+    monkeypatch.setattr(matrix, "run_length", lambda *_: run)
+    monkeypatch.setattr(tiles, "put", lambda *_: T.evaluate(0))
+    given(monkeypatch, has_tiles=True, has_bfloat16=True, l2_bytes=l2_bytes)
+    steps, line = 8, 32
+    got = of_zeros(problem, 1).reshape(steps, -1, line)
+    want = np.zeros_like(got)
+    if l2_bytes < got.size * 2:
+        want[run:, :, 0] = 1
+    # After the last run comes the last tile again.
+    np.testing.assert_array_equal(got[:-1], want[:-1])
 
 
 @pytest.mark.skipif(not HOST.has_tiles, reason="this CPU has no AMX, or Linux refuses it")
@@ -207,6 +305,27 @@ XEON = Machine(64, 32, 16, l2_bytes=2 << 20)
 )
 def test_tasks_are_cut_for_the_slowest_core(work: Work, split: tuple[int, int]) -> None:
     assert best_split(work, XEON) == split
+
+
+@pytest.mark.parametrize(
+    ("work", "run"),
+    [
+        # 16->96 and 24->144: all weights stay in the level-1 cache.
+        (Work(1, 3136, 3, 128, 1024, 1024), 1),
+        (Work(1, 784, 5, 128, 1536, 1536), 1),
+        # 64->256 and 128->512: a block of them, beside a run's pixels.
+        (Work(1, 784, 8, 128, 4096, 4096), 4),
+        (Work(1, 196, 16, 256, 8192, 8192), 2),
+        # 256->1024: a step's; 512->2048: not even these.
+        (Work(1, 49, 32, 512, 16384, 16384), 1),
+        (Work(1, 13, 64, 1024, 32768, 32768), 0),
+        # 3x3 of 64 channels: weights are what is read.
+        (Work(1, 784, 2, 1152, 4096, 36864), 0),
+    ],
+)
+def test_runs_stay_in_the_level_1_cache(work: Work, run: int) -> None:
+    xeon = Machine(64, 32, 1, l2_bytes=2 << 20, l1_ways=12)
+    assert run_length(work, 32 * 32 * 2, xeon) == run
 
 
 @pytest.mark.parametrize(
