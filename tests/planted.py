@@ -665,6 +665,8 @@ FAULTS = (
     Fault("AMX: a run has a block after another of all steps", "legalize/cpu/matrix/affine.py",
           "return run_length(work, result_bytes, self.machine)", "return 0",
           "tests/legalize/cpu/test_matrix.py"),
+    Fault("AMX: lines are asked for of all channels, however many", "legalize/cpu/matrix/affine.py",
+          "(image is y or share <= _MOST_READ)", "True", "tests/legalize/cpu/test_matrix.py"),
     Fault("AMX: all steps ask for the same lines", "legalize/cpu/matrix/affine.py",
           "bind(start + number * (self.share * self.line))", "bind(start)",
           "tests/legalize/cpu/test_matrix.py"),

@@ -47,6 +47,9 @@ from .work_split import Work, best_split, run_length
 
 _LEAST = 8  # channels of one of several groups
 _BLOCK = 2 * SUMS  # channels of a step's sums
+# Lines of pixels that a step of a block asks for, at most: more would take all of a core's buffers
+# at once, and prefetchers see the order of pixels with so many channels.
+_MOST_READ = 16
 _GAIN = 0.7  # of a step's products, to which filling up must bring them: it takes a copy
 
 
@@ -255,9 +258,9 @@ class _Core:
         found = []
         of_task = self.asked[0], self.asked[1] and each == self.blocks
         for image, dtype, is_asked in zip((x, y), ("bfloat16", self.dtype), of_task, strict=True):
-            if is_asked:
-                line = self.machine.line(dtype)
-                share = ceildiv(self.count * self.rows * image.w_step, each * line)
+            line = self.machine.line(dtype)
+            share = ceildiv(self.count * self.rows * image.w_step, each * line)
+            if is_asked and (image is y or share <= _MOST_READ):
                 found.append(_Ahead(image, share, line, image is y))
         return found
 

@@ -258,6 +258,26 @@ def test_llvm_writes_the_instructions(kind: ConvKind, cpu_name: str) -> None:
     assert "callq\trelay_wgrad" not in code  # the function between is a part of what calls it
 
 
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        # `asked`: whether lines are written.
+        ("fprop n=8 c=24 h=56 w=56 k=144 r=1 s=1", {False, True}),
+        ("fprop n=1 c=24 h=14 w=14 k=144 r=1 s=1", set()),  # a cache has them
+        ("dgrad n=8 c=96 h=56 w=56 k=64 r=1 s=1", {True}),  # 22 lines of pixels at a time
+        ("dgrad n=8 c=96 h=112 w=112 k=16 r=1 s=1", {False, True}),
+        ("fprop n=8 c=24 h=56 w=56 k=144 r=1 s=1 groups=2", set()),  # lines of half a pixel
+        ("fprop n=8 c=24 h=56 w=56 k=144 r=3 s=3 pad=1,1,1,1", set()),
+    ],
+)
+def test_what_is_asked_for(line: str, asked: set[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = ConvProblem.parse(f"{line} layout=NHWC/OHWI/NHWC dtype=bf16/bf16/bf16")
+    found: set[bool] = set()
+    monkeypatch.setattr(matrix, "prefetch", lambda *_, write, level: found.add(write))
+    cpu.prim_func(problem, Target({"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 16}))
+    assert found == asked
+
+
 @pytest.mark.parametrize("channels", [64, 48, 40], ids=str)
 def test_sums_leave_tiles_in_whole_lines(channels: int) -> None:
     """A row of a tile is a cache line of the stack, and two are rounded by one instruction, those
