@@ -34,6 +34,7 @@ from .inlining import inlined
 from .last_passes import with_arena
 from .quick_schedule import QuickSchedule
 from .reduction_init import first_values
+from .remainders import without_remainders
 from .reshapes import Reshapes, without_reshapes
 from .shared_sizes import shared
 
@@ -88,7 +89,9 @@ def cpu_pipeline(
                 Reshapes(),  # so that what becomes a view is neither scheduled nor compiled
                 relax.transform.DeadCodeElimination(),
             ],
-            "scheduling": [parallel_kernels(), first_values(), exact_floats()],
+            "scheduling": [
+                parallel_kernels(), first_values(), exact_floats(), without_remainders(),
+            ],
             "planning memory": [
                 *without_reshapes(dataflow_lower_passes(target)),
                 *with_arena(finalize_passes(target)),
