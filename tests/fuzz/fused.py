@@ -38,9 +38,13 @@ WAYS = ("ours", "ours", "ours", "ours?", "apart", "exported", "stock", "relay", 
 _PIXELS = (1, 2, 3, 5, 7, 8, 14, 16, 28, 31, 37)
 _CHANNELS = (1, 3, 4, 16, 24, 31, 32, 37, 48, 64, 96, 128, 257, 512)
 _LONG = (1, 7, 64, 100, 257, 300, 400, 1000, 1024, 4096, 4099)
+_GIVEN = ("bfloat16", "bfloat16", "bfloat16", "float16", "float32")
 _LEAST, _MOST = 1 << 6, 1 << 19  # elements
 _TVMS_OWN = ("tanh", "cumsum")  # which its own pipeline computes in halves
-MOVES = ("turn", "flat", "part", "cat", "split")
+MOVES = ("turn", "flat", "part", "cat", "split", "fold", "shuffle")
+_FACTORS = (2, 2, 3, 4, 4, 7, 8, 16)
+# What likely follows, so that pixels are shuffled and images are cut into windows.
+_NEXT = {"fold": ("turn", "fold"), "turn": ("flat", "flat", "two")}
 
 
 def _shape(rng: random.Random) -> Shape:
@@ -59,13 +63,18 @@ def _shape(rng: random.Random) -> Shape:
 
 def case(seed: int, index: int) -> str:
     rng = random.Random(f"{seed}/{index}")
-    shape, dtype = _shape(rng), rng.choice(("bfloat16", "bfloat16", "bfloat16", "float16"))
+    shape, dtype = (
+        _shape(rng),
+        rng.choice(_GIVEN),
+    )
     way = WAYS[index % len(WAYS)]
     made = [(shape, dtype), (shape, dtype)]
     steps: list[str] = []
     wanted = rng.choice((2, 3, 4, 6, 8))
     while len(steps) < wanted:
-        step = _step(rng, made, "?" in way)
+        last = steps[-1].split()[0] if steps else ""
+        likely = rng.choice(_NEXT[last]) if last in _NEXT and rng.random() < 0.7 else ""
+        step = _step(rng, made, "?" in way, likely)
         if step is not None and not (way == "stock" and step[0].startswith(_TVMS_OWN)):
             steps.append(step[0])
             made += step[1]
@@ -78,12 +87,15 @@ def _left(shape: Shape, axes: list[int], keep: bool) -> Shape:
 
 
 def _step(
-    rng: random.Random, made: list[tuple[Shape, str]], is_open: bool
+    rng: random.Random, made: list[tuple[Shape, str]], is_open: bool, likely: str
 ) -> tuple[str, list[tuple[Shape, str]]] | None:
-    """A step's words and what it makes; None where what was drawn does not fit."""
-    at = rng.randrange(len(made)) if rng.random() < 0.3 else len(made) - 1
+    """A step's words and what it makes; None where what was drawn does not fit.
+
+    likely : a kind, or a move, of the last value; drawn if it is empty.
+    """
+    at = rng.randrange(len(made)) if rng.random() < 0.3 and not likely else len(made) - 1
     shape, dtype = made[at]
-    kind = rng.choice(
+    kind = "move" if likely in MOVES else likely or rng.choice(
         ("one", "one", "two", "two", "two", "cast", "cast", "reduce", "reduce", "pair", "along",
          "arg", "pool", "move")
     )  # fmt: skip
@@ -132,7 +144,7 @@ def _step(
         after = list(shape)
         after[rows : rows + 2] = [(n - size) // 2 + 1 for n in shape[rows : rows + 2]]
         return f"{rng.choice(('avg', 'most'))} {at} {size} {layout}", [(tuple(after), dtype)]
-    return _moved(rng, made, at, is_open)
+    return _moved(rng, made, at, is_open, likely or rng.choice(MOVES))
 
 
 def _other(rng: random.Random, made: list[tuple[Shape, str]], at: int, is_open: bool) -> int | None:
@@ -152,9 +164,9 @@ def _other(rng: random.Random, made: list[tuple[Shape, str]], at: int, is_open: 
 
 
 def _moved(
-    rng: random.Random, made: list[tuple[Shape, str]], at: int, is_open: bool
+    rng: random.Random, made: list[tuple[Shape, str]], at: int, is_open: bool, name: str
 ) -> tuple[str, list[tuple[Shape, str]]] | None:
-    (shape, dtype), name = made[at], rng.choice(MOVES)
+    shape, dtype = made[at]
     first = 1 if is_open else 0
     if len(shape) <= first:
         return None
@@ -170,6 +182,19 @@ def _moved(
         return f"flat {at} {axis}", [
             ((*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]), dtype)
         ]
+    if name == "shuffle":  # pixels, from channels
+        factor, axis = rng.choice((2, 3, 4, 4, 8)), rng.choice((1, 3))
+        if len(shape) != 4 or shape[axis] % factor**2:
+            return None
+        wide = [n * factor for n in shape]
+        wide[0], wide[axis] = shape[0], shape[axis] // factor**2
+        return f"shuffle {at} {factor} {axis}", [(tuple(wide), dtype)]
+    if name == "fold":
+        factor = rng.choice(_FACTORS)
+        if shape[axis] % factor or len(shape) > 5:
+            return None
+        halves = (shape[axis] // factor, factor)
+        return f"fold {at} {factor} {axis}", [((*shape[:axis], *halves, *shape[axis + 1 :]), dtype)]
     if name == "part":
         if shape[axis] < 3:
             return None
@@ -227,6 +252,11 @@ class _Relax:
             "reshape", x, [*sizes[:axis], sizes[axis] * sizes[axis + 1], *sizes[axis + 2 :]]
         )
 
+    def fold(self, x: Any, axis: int, factor: int, known: of.Known) -> Any:
+        sizes = list(x.ty.shape.values)
+        pieces = [sizes[axis] // factor, factor]
+        return self.call("reshape", x, [*sizes[:axis], *pieces, *sizes[axis + 1 :]])
+
     def part(self, x: Any, axis: int, known: of.Known) -> Any:
         return self.call("strided_slice", x, [axis], [1], [known.shape[axis] - 1])
 
@@ -256,6 +286,10 @@ class _Relay(_Relax):
     def flat(self, x: Any, axis: int, known: of.Known) -> Any:
         # -1: what is left; an open axis stays with 0.
         after = [*([0] * axis), -1, *known.shape[axis + 2 :]]
+        return self.call("reshape", x, after)
+
+    def fold(self, x: Any, axis: int, factor: int, known: of.Known) -> Any:
+        after = [*([0] * axis), -1, factor, *known.shape[axis + 1 :]]
         return self.call("reshape", x, after)
 
     def part(self, x: Any, axis: int, known: of.Known) -> Any:
@@ -328,14 +362,39 @@ def _applied(on: Any, words: list[str], values: list[tuple[Any, of.Known]]) -> l
         y, other = values[int(rest[0])]
         return [(on.call("concat", [x, y], axis=axis), of.joined([known, other], axis))]
     if name == "flat":
-        after = (*known.shape[:axis], -1, *known.shape[axis + 2 :])
-        return [(on.flat(x, axis, known), of.same(known, lambda v: v.reshape(after)))]
+        return [_flattened(on, x, known, axis)]
+    if name == "shuffle":
+        return [_shuffled(on, x, known, int(rest[0]), axis)]
+    if name == "fold":
+        return [_folded(on, x, known, int(rest[0]), axis)]
     if name == "part":
         piece = [slice(None)] * len(known.shape)
         piece[axis] = slice(1, known.shape[axis] - 1)
         return [(on.part(x, axis, known), of.same(known, lambda v: v[tuple(piece)]))]
     parts = [of.same(known, lambda v, i=i: np.split(v, 2, axis)[i]) for i in (0, 1)]
     return [*zip(on.split(x, axis), parts, strict=True)]
+
+
+def _shuffled(on: Any, x: Any, known: of.Known, factor: int, axis: int) -> tuple[Any, of.Known]:
+    """Of an image's channels, on `axis`, blocks of so many rows and columns of pixels."""
+    for _ in "rows", "columns":
+        x, known = _folded(on, x, known, factor, axis)
+    order = [0, 1, 4, 2, 5, 3]  # channels first as well as last
+    x, known = on.call("permute_dims", x, order), of.same(known, lambda v: v.transpose(order))
+    rows = 2 if axis == 1 else 1
+    for at in (rows, rows + 1):
+        x, known = _flattened(on, x, known, at)
+    return x, known
+
+
+def _folded(on: Any, x: Any, known: of.Known, factor: int, axis: int) -> tuple[Any, of.Known]:
+    after = (*known.shape[:axis], -1, factor, *known.shape[axis + 1 :])
+    return on.fold(x, axis, factor, known), of.same(known, lambda v: v.reshape(after))
+
+
+def _flattened(on: Any, x: Any, known: of.Known, axis: int) -> tuple[Any, of.Known]:
+    after = (*known.shape[:axis], -1, *known.shape[axis + 2 :])
+    return on.flat(x, axis, known), of.same(known, lambda v: v.reshape(after))
 
 
 def _graph(

@@ -21,6 +21,8 @@ def test_share() -> None:
         "ours 2x14x31x24 bfloat16 35: most 0 3 NHWC",
         "ours? 2x14x31x24 bfloat16 35: multiply 0 1 | most 2 3 NHWC",
         "ours 7x37 bfloat16 1: multiply 0 1 | max 2 1 drop | argmin 2 0",
+        # Places by i % 4 in two operands: LLVM's vectors read beyond a turn.
+        "ours 2x8x8x48 float32 3: half 1 | mean 1 012 keep | add 0 3 | shuffle 4 4 3",
     ],
 )
 def test_found(line: str) -> None:
