@@ -17,7 +17,9 @@ _SAME = {
     "_adaptive_avg_pool2d.default": "adaptive_avg_pool2d.default",
     "_adaptive_avg_pool3d.default": "adaptive_avg_pool3d.default",
     "_unsafe_index.Tensor": "index.Tensor",
-    **{f"{name}.default": f"{name}.Tensor" for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"prims::{name}.default": f"{name}.Tensor" for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "prims::prod.default": "prod.dim_int",
+    "prims::sum.default": "sum.dim_IntList",
 }
 """Other names of the same: of what checks less, of primitives that decompositions end in."""
 AOT_OPS: dict[str, Builder] = {

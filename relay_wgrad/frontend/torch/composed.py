@@ -16,9 +16,9 @@ _NAMES = """
     adaptive_max_pool1d.default adaptive_max_pool2d.default affine_grid_generator.default
     all.default all.dim aminmax.default any.default any.dim any.dims bucketize.Tensor
     channel_shuffle.default cosine_embedding_loss.default cosine_similarity.default
-    deg2rad.default diag.default diag_embed.default eye.default floor_divide.default frac.default
-    kl_div.default kron.default lerp.Scalar lerp.Tensor linalg_cross.default linspace.default
-    logaddexp.default logit.default logsumexp.default margin_ranking_loss.default
+    deg2rad.default diag.default diag_embed.default diff.default eye.default floor_divide.default
+    frac.default kl_div.default kron.default lerp.Scalar lerp.Tensor linalg_cross.default
+    linspace.default logaddexp.default logit.default logsumexp.default margin_ranking_loss.default
     meshgrid.default meshgrid.indexing norm.ScalarOpt_dim one_hot.default outer.default
     pairwise_distance.default poisson_nll_loss.default rad2deg.default rot90.default sgn.default
     soft_margin_loss.default take_along_dim.default tensordot.default tril.default

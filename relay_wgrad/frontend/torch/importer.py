@@ -292,7 +292,11 @@ class _Import(Reader):
         if not (isinstance(index, int) and 0 <= index < len(given)):
             raise ValueError(f"{self.name}: there are {len(given)} outputs, got output={index!r}")
         if loss == "none" and len(given) > 1:
-            raise ValueError(f"{self.name}: loss='none' takes one output, got {len(given)} outputs")
+            raise ValueError(
+                f"{self.name}: without a loss (loss='none', a TrainingStep's default)"
+                f" a module has one output, got {len(given)}: return one, or take"
+                " torch.compile(module, backend='relay_wgrad')"
+            )
         if not hasattr(given[index], "op"):  # the graph has a number itself, and no node
             raise ValueError(f"{self.name}: output {index} is {given[index]!r}, and no tensor")
         changed: Sequence[str] = self._changed("PARAMETER_MUTATION")

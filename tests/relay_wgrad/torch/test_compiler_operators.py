@@ -62,6 +62,19 @@ def test_images_without_a_batch() -> None:
     assert [graph.reason for graph in compiled_graphs()[-2:]] == ["", ""]
 
 
+def test_running_sums_and_products() -> None:
+    """PyTorch's rules of them end in primitives, which have a namespace of their own."""
+
+    def function(x: Any) -> Any:
+        return (x.cumsum(1) * x.cumprod(-1)).square().sum() + (x.prod(2) * x.prod()).sum()
+
+    x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    step = torch.compile(function, backend=backend, fullgraph=True)
+    got, want = (torch.autograd.grad(f(x), x)[0] for f in (step, function))
+    assert torch.allclose(got, want, rtol=1e-12)
+    assert [graph.reason for graph in compiled_graphs()[-2:]] == ["", ""]
+
+
 def test_tensors_without_elements() -> None:
     """By any strides that PyTorch gives them."""
 

@@ -41,7 +41,8 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
         nn.Linear(2, 2), torch.ones(1, 2), {"checkpoint": "all"}, ValueError, "None or 'auto'",
     ),
     "outputs": (
-        nn.Sequential(nn.Linear(2, 2), Pair()), torch.ones(1, 2), {}, ValueError, "2 outputs",
+        nn.Sequential(nn.Linear(2, 2), Pair()), torch.ones(1, 2), {}, ValueError,
+        r"one output, got 2: return one, or take torch\.compile",
     ),
 }  # fmt: skip
 

@@ -168,6 +168,9 @@ COMPOSED: dict[str, Function] = {
         + y * (y > -1).all() + y * (y > -1).all(1, keepdim=True) + y * (y > 1).any((2, 3))[0, 0]
         + y * torch.bucketize(y.detach(), torch.arange(-1.0, 2.0))
     ),
+    "differences": lambda y: (
+        y.diff(dim=2).square().mean() + y.diff(2, 3, prepend=y[..., :1]).sin().mean()
+    ),
     "extremes": lambda y: torch.aminmax(y, dim=1)[0] * torch.aminmax(y, dim=2)[1][:, :1],
     "grids of matrices": lambda y: fn.grid_sample(
         y, fn.affine_grid(y[:, :2, :2, :3].mean(1), [2, 4, 5, 3], align_corners=False),
