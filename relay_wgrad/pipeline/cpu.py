@@ -32,6 +32,7 @@ from .half_scans import HalfScans
 from .ieee import exact_floats
 from .inlining import inlined
 from .last_passes import with_arena
+from .pragmas import without_unknown_pragmas
 from .quick_schedule import QuickSchedule
 from .reduction_init import first_values
 from .remainders import without_remainders
@@ -91,6 +92,7 @@ def cpu_pipeline(
             ],
             "scheduling": [
                 parallel_kernels(), first_values(), exact_floats(), without_remainders(),
+                without_unknown_pragmas(),
             ],
             "planning memory": [
                 *without_reshapes(dataflow_lower_passes(target)),

@@ -10,6 +10,7 @@ import pytest
 import torch
 import tvm
 from torch import nn
+from torch.nn import functional as F
 from tvm import te, tirx
 from tvm_ffi import structural_walk
 
@@ -74,6 +75,28 @@ def test_a_loop_is_two_and_the_rest_stays() -> None:
     for index in (lambda j, i: i % 3, lambda j, i: i // 4, lambda j, i: i % 256):
         same = kernel(index, index)
         assert split_by_masks(same).same_as(same)
+
+
+def test_a_shuffled_product_and_an_unshuffled_ones_gradient() -> None:
+    import relay_wgrad.torch as rt
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.gain = nn.Conv2d(3, 16, 3), nn.Parameter(torch.randn(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x)
+            small = F.pixel_unshuffle(y, 4) * self.gain.repeat(16)[:, None, None]
+            return F.pixel_shuffle(y * self.gain[:, None, None], 4).mean() + small.square().sum()
+
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(2, 3, 18, 18)
+    loss, want = rt.TrainingStep(model, x)(x), model(x)
+    torch.testing.assert_close(loss, want, atol=1e-5, rtol=1e-5)
+    gradients = (torch.autograd.grad(y, [*model.parameters()]) for y in (loss, want))
+    for a, b in zip(*gradients, strict=True):
+        assert (a - b).norm() <= 1e-5 * b.norm()
 
 
 @pytest.mark.parametrize("block", [2, 4, 8])
