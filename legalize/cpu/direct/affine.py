@@ -1,7 +1,9 @@
 """fprop and dgrad: one core, since both sum weights over pixels at affine positions (`axes`).
 
 The core keeps a tile of pixels times a block of output channels in registers and runs over taps
-and input channels; positions off the image are zeros of the operand's border.
+and input channels.  Positions off the image are zeros of the border of the operand's copy.  Where
+nothing else is a reason for a copy there is none: tiles at the edges read other pixels there, and
+drop these products.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from ..emitters.tiles import (
 )
 from ..machine import Machine
 from .blocked import Blocked
-from .core import Core
+from .core import Core, stay_near
 from .stage import stage
 
 # Input channels of a 1 x 1 kernel from which on fewer loads matter more than fewer tiles.
 _DEEP = 64
+# Pixels of a tile that may lack a column of taps, for each input channel: their sums are kept at
+# each tap.  With 3 to a channel a kernel of 1x31 took three times as long as with a copy.
+_MOST_EDGES = 2
 # Tiles of one row must save so much of the work: they load more.
 _FEWER = 0.75
 
@@ -74,19 +79,32 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             vectors, columns = chosen
     block = vectors * lanes
     (top, bottom), (left, right) = (axis.border() for axis in axes)
-    blocked = m.has_few_registers and lanes == m.lanes(memory.accum)
-    # A tile of few registers may be of several planes, and so reads some that are not there.
-    deep = depth.border() if depth and blocked else (0, 0)
     weight, panels = memory.panels("I" if dgrad else "O", groups, channels, reduced, block)
     memory.move_weight(weight, panels, True, reverse=dgrad)
+    few = m.has_few_registers and lanes == m.lanes(memory.accum)
+    tile, are_near = _tile(m, axes, vectors, lanes), stay_near(m, panels, memory.accum)
+    in_place = memory.operand(operand, groups, reduced)
+    # With few registers groups of tiles, whose weights are in a level-1 cache, are as fast as tiles
+    # one by one with weights in the level-2 cache; these are faster without a copy.
+    has_edges = (
+        (top, left, bottom, right) != NO_BORDER and not in_place.is_copied and not depth
+        and tile.rows == 1 and min(sum(axes[1].edges), tile.columns) <= _MOST_EDGES * reduced
+        and (are_near or not few)
+    )  # fmt: skip
+    blocked = few and not has_edges
+    # A tile of few registers may be of several planes, and so reads some that are not there.
+    deep = depth.border() if depth and blocked else (0, 0)
     tensors = [
         memory.operand(operand, groups, reduced, border=(top, left, bottom, right), deep=deep),
         memory.result(groups, channels),
     ]
+    near = []
+    if has_edges:
+        near = [] if are_near else tensors[:1]
+        tensors[0] = in_place
     bands = None
     if not blocked and not plain:
         of_band = (1 if depth else problem.n) * groups * panels.blocks
-        tile = _tile(m, axes, vectors, lanes)
         bands = stage(memory, tensors[1], axes, tile, of_band, m.cores)
     if bands:
         tensors[1] = replace(tensors[1], is_copied=False)
@@ -95,7 +113,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     if depth and not blocked and memory.image_bytes(*tensors) > slab_bytes:
         slabs = Slabs(memory, depth, slab_bytes, *tensors)
     else:
-        batch = memory.batch(*tensors)
+        batch = memory.batch(*tensors, near=near)
     *_, height, width = out
     merged = streams = False
     if batch and plain:
@@ -115,7 +133,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             core.write(x, y, weight, panels, 1 if merged else count)
         return
     tile = _tile(m, axes, vectors, lanes, columns if merged else None)
-    own = Core(problem, m, memory.accum, axes, tile, streams, depth, bands)
+    own = Core(problem, m, memory.accum, axes, tile, streams, depth, bands, has_edges)
     if slabs:
         with slabs.each() as (planes, (x, y), lines):
             own.write(x, y, weight, panels, 1, planes, lines)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
@@ -97,12 +98,18 @@ class _Ask:
         T.buffer_store(self._next, at + self._some, [int64(0)])
 
 
+def stay_near(m: Machine, panels: Panels, accum: str) -> bool:
+    """Whether all weights stay in a level-2 cache, so that all blocks of them pass over a tile."""
+    return panels.size * DTYPE_BYTES[accum] <= m.l2_bytes // 2
+
+
 class Core:
     """Tiles one by one, each with its sums in registers from beginning to end."""
 
     def __init__(
         self, problem: ConvProblem, m: Machine, accum: str, axes: list[Axis], tile: Tile,
         streams: bool, depth: Axis | None = None, stage: Stage | None = None,
+        has_edges: bool = False,
     ) -> None:  # fmt: skip
         self.problem = problem
         self.machine = m
@@ -112,6 +119,7 @@ class Core:
         self.stage = stage  # between its sums and a result with channels outside
         self.tile = tile
         self.line = m.line(accum)
+        self.has_edges = has_edges  # columns of taps are off an operand that has no border
         self.streams = streams  # a row of pixels that are read and written in order
 
     def write(
@@ -133,8 +141,8 @@ class Core:
             with serial(math.prod(phases)) as phase:
                 where, of_phase = (n, z, a, b, g, block), digits(phase, phases)
                 target = y, bind(block * panels.block)
-                for shape in shapes(self.axes, tile, a, b):
-                    self._tile(x, target, weight, panels, where, of_phase, shape, asks)
+                for shape, at_edge in self._shapes(a, b):
+                    self._tile(x, target, weight, panels, where, of_phase, shape, at_edge, asks)
 
     def _write_bands(
         self, x: Image, y: Image, weight: Expr, panels: Panels, sizes: tuple[Expr, int],
@@ -162,12 +170,31 @@ class Core:
                             a, b = bind(number * tile.rows), bind(j * tile.columns)
                             with serial(rows.phases * columns.phases) as phase:
                                 of_phase = [deep, *digits(phase, (rows.phases, columns.phases))]
-                                for shape in shapes(self.axes, tile, a, b):
+                                for shape, at_edge in self._shapes(a, b):
                                     self._tile(
                                         x, (room, 0), weight, panels, (n, z, a, b, g, block),
-                                        of_phase, shape, all_asks, whole=True,
+                                        of_phase, shape, at_edge, all_asks, whole=True,
                                     )  # fmt: skip
                     stage.write(room, place, band, panels.widths(block))
+
+    def _shapes(self, a: Expr, b: Expr) -> Iterator[tuple[tuple[int, int], bool]]:
+        """`shapes` of the tile at (a, b), and whether some of its pixels lack a column of taps."""
+        columns, step = self.axes[1], self.tile.columns
+        left, right = columns.edges if self.has_edges else (0, 0)
+        for shape in shapes(self.axes, self.tile, a, b):
+            wide = shape[1]
+            inner = {
+                left <= start <= columns.count - right - wide
+                for start in range(0, columns.count, step)
+                if min(step, columns.count - start) == wide
+            }
+            for is_inner in sorted(inner):
+                there: Expr = True
+                if len(inner) > 1:
+                    there = tirx.all(b >= left, b <= columns.count - right - wide)
+                    there = there if is_inner else tirx.Not(there)
+                with when(there):
+                    yield shape, not is_inner
 
     @contextlib.contextmanager
     def _tasks(
@@ -175,9 +202,8 @@ class Core:
     ) -> Iterator[tuple[_Task, list[Expr], list[Expr]]]:
         """A parallel loop over a grid and blocks of channels: a task, its place in the grid,
         (group, block)."""
-        weights = panels.size * DTYPE_BYTES[self.accum]
         # All weights stay in the cache if they fit; else one block of them does, for all pixels.
-        small = weights <= self.machine.l2_bytes // 2
+        small = stay_near(self.machine, panels, self.accum)
         blocks, count = (panels.groups, panels.blocks), len(sizes)
         order = (*sizes, *blocks) if small else (*blocks, *sizes)
         with parallel(*order) as index:
@@ -191,10 +217,12 @@ class Core:
     def _tile(
         self, x: Image, target: tuple[Image, Expr], weight: Expr, panels: Panels,
         where: tuple[Expr, ...], phase: list[Expr],
-        shape: tuple[int, int], asks: Sequence[_Ask], whole: bool = False,
+        shape: tuple[int, int], at_edge: bool, asks: Sequence[_Ask], whole: bool = False,
     ) -> None:  # fmt: skip
         """The sums of a tile, to the `target`, an image and the channel; where it has room for a
-        `whole` block, those that do not exist too."""
+        `whole` block, those that do not exist too.
+
+        `at_edge`: some pixels lack taps, whose products are of other pixels, and are dropped."""
         y, channel = target
         n, z, a, b, g, block = where
         rows, columns = self.axes
@@ -220,8 +248,11 @@ class Core:
         first = a * rows.scale + h.offset, b * columns.scale + w.offset
         origin = bind(x.at(n, *first, g))
         panel = bind(panels.at(g, block, h.first, w.first) + deep.tap * panels.t_step)
-        reduced, w_count = w.as_terms(panels.reduced, x.w_step)
+        reduced, w_count = (
+            (panels.reduced, w.count) if at_edge else w.as_terms(panels.reduced, x.w_step)
+        )
         begin, end = rows.reached(h, a, shape[0])
+        left, right = columns.edges
         with contextlib.ExitStack() as loops:
             t = loops.enter_context(deep.taps())
             plane = origin + x.plane(deep.first + t * deep.reach)
@@ -230,12 +261,21 @@ class Core:
             image = bind(plane + x.step((h, w), r, s))
             taps = bind(panel + panels.step((h, w), r, s) + t * (deep.step * panels.t_step))
 
+            tap_steps, kept = list(steps), []
+            for i, (_, q) in enumerate(pixels):
+                if at_edge and not left <= q < shape[1] - right:
+                    met, moved = columns.met(w, b + q, s)
+                    tap_steps[i] = bind(steps[i] + moved * x.w_step)
+                    for start in range(i * self.tile.block, (i + 1) * self.tile.block, lanes):
+                        at = vector(start, lanes)
+                        kept.append((at, met, bind(acc[at])))
+
             def products(c: Expr) -> None:
                 weights = [
                     weight[vector(taps + c * panels.block + v * lanes, lanes)]
                     for v in range(vectors)
                 ]
-                values = [x.buffer[int64(image + step + c)] for step in steps]
+                values = [x.buffer[int64(image + step + c)] for step in tap_steps]
                 outer(acc, lanes, values, weights)
 
             if parts:
@@ -253,6 +293,8 @@ class Core:
             if reduced > parts * line:
                 with serial(reduced, parts * line) as c:
                     products(c)
+            for at, met, value in kept:
+                T.buffer_store(acc, tirx.Select(met, acc[at], value), [at])
         for channels, condition in [(self.tile.block, True)] if whole else panels.widths(block):
             with when(condition):
                 for i, (place, exists) in enumerate(results):

@@ -115,6 +115,19 @@ class Axis:
         last += (self.count - 1) * self.scale
         return max(0, -first), max(0, last - self.size + 1)
 
+    @property
+    def edges(self) -> tuple[int, int]:
+        """Outputs of a phase, at its beginning and at its end, that may lack a tap."""
+        before, after = self.border()
+        return min(self.count, -(-before // self.scale)), min(self.count, -(-after // self.scale))
+
+    def met(self, taps: Taps, output: Expr, tap: Expr) -> tuple[Expr, Expr]:
+        """Whether an output's tap is on the operand, and how far it is from the next position that
+        is."""
+        at = bind(output * self.scale + taps.offset + tap * taps.reach)
+        nearest = T.max(T.min(int64(at), int64(self.size - 1)), int64(0))
+        return bind(nearest == at), bind(nearest - at)
+
     def reached(self, taps: Taps, start: Expr, outputs: int = 1) -> tuple[Expr, Expr]:
         """The first tap that is on the operand, and the last but one, for one of the outputs of a
         phase from `start` on."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tvm.tirx.script import builder as T
@@ -168,9 +168,10 @@ class Memory:
         role = self.problem.roles[2]
         return self.operand(role, groups, per_group, block=block, interleaved=interleaved)
 
-    def batch(self, *activations: Activation) -> Batch:
-        """All images, as many at a time as copies of these activations have room for."""
-        return Batch(self, activations)
+    def batch(self, *activations: Activation, near: Sequence[Activation] = ()) -> Batch:
+        """All images, as many at a time as copies of these activations have room for, and of those
+        that are to stay `near` while one block of weights after another reads them."""
+        return Batch(self, activations, near)
 
     def in_place(self, wanted: Activation) -> Image:
         """The caller's own memory."""
@@ -374,17 +375,19 @@ def _around(deep: tuple[int, int]) -> Border:
 class Batch:
     """The images of a problem, some at a time; see `Memory.batch`."""
 
-    def __init__(self, memory: Memory, activations: tuple[Activation, ...]) -> None:
+    def __init__(
+        self, memory: Memory, activations: tuple[Activation, ...], near: Sequence[Activation]
+    ) -> None:
         self._memory = memory
         self._activations = activations
         self._n = n = memory.problem.n
-        each = memory.image_bytes(*activations)
+        each = memory.image_bytes(*activations, *near)
         self.images: Expr = n  # at a time
         if each:
             self.images = most = max(1, memory.copied_bytes // each)
             if isinstance(n, int):
                 self.images = max(x for x in range(1, min(most, n) + 1) if n % x == 0)
-        self.bytes = each * self.images if each else 0  # of all copies
+        self.bytes = each * self.images if each else 0  # of all copies, and what is near
         self.tensors = [
             memory.room(x, self.images) if x.is_copied else memory.in_place(x) for x in activations
         ]

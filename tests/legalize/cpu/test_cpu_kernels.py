@@ -110,7 +110,7 @@ def test_random(kind: ConvKind, seed: int) -> None:
 PARTS = """
 n=6 c=17 h=7 w=11 k=13 r=3 s=5 pad=1,2,1,2
 n=5 c=32 h=8 w=8 k=32 r=1 s=1 layout=NCWH/OIHW/NCWH
-n=6 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3 layout=NHWC/HWIO/NHWC
+n=6 c=3 h=23 w=20 k=32 r=7 s=7 stride=2,2 pad=3,3,3,3 layout=NHWC/HWIO/NHWC dtype=f16/f16/f16
 n=4 c=24 h=9 w=9 k=72 r=1 s=1 stride=2,1
 n=6 c=40 h=9 w=10 k=40 r=3 s=3 pad=1,1,1,1 groups=40
 n=6 c=10 h=9 w=30 k=20 r=5 s=7 pad=2,3,2,3 groups=10

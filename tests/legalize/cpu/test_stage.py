@@ -12,10 +12,8 @@ from tvm import tirx
 from tvm.target import Target
 
 from legalize import cpu
-from legalize.cpu.machine import machine
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.cpu_kernels import error_of
-from tests.support.fast import FAST
 from tests.support.problems import tolerance
 
 KINDS = (ConvKind.FPROP, ConvKind.DGRAD)
@@ -40,13 +38,6 @@ LINES = (
     "n=2 c=160 d=12 h=18 w=18 k=9 t=3 r=3 s=3 pad=1,1,1,1,1,1",
     "n=1 c=160 d=14 h=18 w=18 k=8 t=2 r=2 s=2 stride=3,2,2 pad=0,1,1,0,1,1",
 )
-
-
-@pytest.fixture
-def many_registers(monkeypatch: pytest.MonkeyPatch) -> Target:
-    """A target of 32 registers, which the vectors of any CPU can stand for."""
-    monkeypatch.setattr(cpu, "machine", lambda target: replace(machine(target), registers=32))
-    return FAST
 
 
 def errors(kind: ConvKind, target: Target) -> list[Any]:
