@@ -31,9 +31,10 @@ from .stage import stage
 
 # Input channels of a 1 x 1 kernel from which on fewer loads matter more than fewer tiles.
 _DEEP = 64
-# Pixels of a tile that may lack a column of taps, for each input channel: their sums are kept at
-# each tap.  With 3 to a channel a kernel of 1x31 took three times as long as with a copy.
-_MOST_EDGES = 2
+# Pixels of a tile that may lack a column of taps, for each input channel and in the mean of tiles:
+# their sums are kept at each tap.  With 0.2 (5x5 of 8 channels, 28 columns) a kernel took up to 1.2
+# of its time with a copy, with 3 (1x31 of 2) three times as long; with 0.1 it was the same.
+_MOST_EDGES = 1 / 8
 # Tiles of one row must save so much of the work: they load more.
 _FEWER = 0.75
 
@@ -88,7 +89,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     # one by one with weights in the level-2 cache; these are faster without a copy.
     has_edges = (
         (top, left, bottom, right) != NO_BORDER and not in_place.is_copied and not depth
-        and tile.rows == 1 and min(sum(axes[1].edges), tile.columns) <= _MOST_EDGES * reduced
+        and tile.rows == 1 and _edges(axes[1], tile) <= _MOST_EDGES * reduced
         and (are_near or not few)
     )  # fmt: skip
     blocked = few and not has_edges
@@ -151,3 +152,10 @@ def _tile(
     if axes[0].phases == 1 and axes[0].rows_of_taps(1) < _FEWER * axes[0].rows_of_taps(rows):
         rows = 1  # taps off the image are left out where they miss all rows of a tile
     return Tile(rows, columns, vectors, lanes)
+
+
+def _edges(columns: Axis, tile: Tile) -> float:
+    """Pixels of an edge's tile that may lack a column of taps, times the share of such tiles."""
+    tiles = -(-columns.count // tile.columns)
+    at_edge = sum(-(-outputs // tile.columns) for outputs in columns.edges)
+    return min(sum(columns.edges), tile.columns) * min(at_edge, tiles) / tiles

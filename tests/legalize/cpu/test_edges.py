@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from legalize import cpu
+from legalize.cpu.direct import affine
 from legalize.cpu.emitters.axes import Axis
 from relay_wgrad.problem import ConvKind, ConvProblem
 from tests.support.cpu_kernels import error_of
@@ -55,6 +56,12 @@ LINES = (
 )
 
 
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a copy, however few the channels."""
+    monkeypatch.setattr(affine, "_MOST_EDGES", 1000)
+
+
 def parse(kind: ConvKind, line: str) -> ConvProblem:
     return ConvProblem.parse(
         f"{kind.value} {line}" + ("" if "layout" in line else " layout=NHWC/HWIO/NHWC")
@@ -70,16 +77,19 @@ def errors(problems: list[ConvProblem], target: Target) -> list[Any]:
     return [(p.repro(), error) for p, error in found if not error <= tolerance(p)]
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers(kind: ConvKind, many_registers: Target) -> None:
     assert errors([parse(kind, line) for line in LINES], many_registers) == []
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_on_this_machine(kind: ConvKind) -> None:
     assert errors([parse(kind, line) for line in LINES], cpu.host_target(8)) == []
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_problems(kind: ConvKind, many_registers: Target) -> None:
     rng = np.random.default_rng(60)
@@ -88,6 +98,7 @@ def test_random_problems(kind: ConvKind, many_registers: Target) -> None:
     assert errors(given, many_registers) == []
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_images(kind: ConvKind, many_registers: Target) -> None:
     p = parse(kind, "n=1 c=18 h=17 w=30 k=21 r=3 s=3 stride=1,2 pad=1,1,1,1")
@@ -97,6 +108,7 @@ def test_any_number_of_images(kind: ConvKind, many_registers: Target) -> None:
         assert error_of(replace(p, n=images), kernel) <= tolerance(p)
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_stay_near_weights_that_do_not(
     kind: ConvKind, many_registers: Target, monkeypatch: pytest.MonkeyPatch
@@ -117,6 +129,7 @@ def test_images_stay_near_weights_that_do_not(
     assert error_of(p, tvm.compile(func, target=many_registers)["main"]) <= tolerance(p)
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_finite_stays_with_its_pixels(kind: ConvKind, many_registers: Target) -> None:
     """Products with the pixel of another row are computed, and must leave no trace."""
@@ -152,6 +165,7 @@ def alone(count: int, at_end: bool) -> Iterator[Any]:
             libc.mprotect(ctypes.c_void_p(side), ctypes.c_size_t(page), 3)
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -179,11 +193,11 @@ def test_nothing_beside_the_operand_is_read(
 def test_no_copy_of_the_operand(many_registers: Target) -> None:
     """But of one with channels outside, of another dtype, and where many sums would be kept."""
     for line, is_copied in (
-        ("n=4 c=8 h=40 w=40 k=96 r=3 s=3 pad=1,1,1,1", False),
-        ("n=4 c=8 h=40 w=40 k=96 r=3 s=3 stride=2,2 pad=1,1,1,1 layout=NHWC/OHWI/NCHW", False),
-        ("n=4 c=8 h=40 w=40 k=96 r=3 s=3 pad=1,1,1,1 layout=NCHW/OHWI/NHWC", True),
-        ("n=4 c=8 h=40 w=40 k=96 r=3 s=3 pad=1,1,1,1 dtype=f16/f16/f16", True),
-        ("n=4 c=2 h=40 w=40 k=96 r=1 s=31 pad=0,15,0,15", True),
+        ("n=4 c=32 h=40 w=40 k=96 r=3 s=3 pad=1,1,1,1", False),
+        ("n=4 c=32 h=40 w=40 k=96 r=3 s=3 stride=2,2 pad=1,1,1,1 layout=NHWC/OHWI/NCHW", False),
+        ("n=4 c=32 h=40 w=40 k=96 r=3 s=3 pad=1,1,1,1 layout=NCHW/OHWI/NHWC", True),
+        ("n=4 c=32 h=40 w=40 k=96 r=3 s=3 pad=1,1,1,1 dtype=f16/f16/f16", True),
+        ("n=4 c=8 h=28 w=28 k=64 r=5 s=5 pad=2,2,2,2", True),
     ):
         func = cpu.prim_func(parse(ConvKind.FPROP, line), many_registers)
         assert ("data_core" in func.script()) == is_copied, line
