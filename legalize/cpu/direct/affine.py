@@ -34,7 +34,7 @@ _DEEP = 64
 # Pixels of a tile that may lack a column of taps, for each input channel and in the mean of tiles:
 # their sums are kept at each tap.  With 0.2 (5x5 of 8 channels, 28 columns) a kernel took up to 1.2
 # of its time with a copy, with 3 (1x31 of 2) three times as long; with 0.1 it was the same.
-_MOST_EDGES = 1 / 8
+MOST_EDGES = 1 / 8
 # Tiles of one row must save so much of the work: they load more.
 _FEWER = 0.75
 
@@ -89,7 +89,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     # one by one with weights in the level-2 cache; these are faster without a copy.
     has_edges = (
         (top, left, bottom, right) != NO_BORDER and not in_place.is_copied and not depth
-        and tile.rows == 1 and _edges(axes[1], tile) <= _MOST_EDGES * reduced
+        and tile.rows == 1 and _edges(axes[1], tile) <= MOST_EDGES * reduced
         and (are_near or not few)
     )  # fmt: skip
     blocked = few and not has_edges

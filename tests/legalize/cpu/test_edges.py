@@ -59,7 +59,7 @@ LINES = (
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a copy, however few the channels."""
-    monkeypatch.setattr(affine, "_MOST_EDGES", 1000)
+    monkeypatch.setattr(affine, "MOST_EDGES", 1000)
 
 
 def parse(kind: ConvKind, line: str) -> ConvProblem:
