@@ -102,17 +102,13 @@ __device__ inline int item_of(const uint32_t* first, int items) {
   return low;
 }
 
-// With so many bytes of shared memory that a kernel divides itself.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_with(void (*kernel)(Parameters...), dim3 grid, int threads, int bytes,
-                        cudaStream_t stream, Arguments... arguments) {
+cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream,
+                   Arguments... arguments) {
   int device = 0, major = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error == cudaSuccess && bytes > 48 << 10) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   }
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute early{};
@@ -121,17 +117,10 @@ cudaError_t launch_with(void (*kernel)(Parameters...), dim3 grid, int threads, i
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = major >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
-template <typename... Parameters, typename... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream,
-                   Arguments... arguments) {
-  return launch_with(kernel, grid, threads, 0, stream, arguments...);
 }
 
 // Whether accesses of 16 bytes fit.
