@@ -306,6 +306,16 @@ def with_changed_kernels(
     return _with_changed(mod, [(var, func, change(func)) for var, func in kernels])
 
 
+def kernel_pass(name: str, change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:
+    """A pass by `with_changed_kernels`."""
+
+    @tvm.transform.module_pass(opt_level=0, name=f"relay_wgrad.{name}")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return with_changed_kernels(mod, change)
+
+    return run
+
+
 def _with_changed(mod: tvm.IRModule, made: Sequence[tuple[Any, Any, Any]]) -> tvm.IRModule:
     """made : (variable, function, the one in its place)."""
     out = mod

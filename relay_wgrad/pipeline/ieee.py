@@ -24,7 +24,7 @@ from tvm_ffi import structural_map, structural_walk
 
 from .. import keys
 from ..dtypes import HALVES
-from ..graph.rebuild import with_changed_kernels
+from ..graph.rebuild import kernel_pass
 from .bfloat16 import rounded
 from .math_functions import beside_a_number, right_function
 
@@ -41,26 +41,21 @@ def exact_floats(cuda: bool = False) -> tvm.transform.Pass:
     """
     target = "cuda" if cuda else "llvm"
 
-    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.exact_floats")
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+    def change(func: tirx.PrimFunc) -> tirx.PrimFunc:
+        if func.attrs and func.attrs.get(keys.SOURCE):
+            return func
+        rounds = cuda and _in_halves(func) and not _has_functions_of_vectors(func)
+        function = partial(right_function, target=target, rounded=rounds)
+        rules = [*_RULES, (tvm.ir.Call, function)]
+        body = func.body if cuda else rounded(func)
+        if rounds:  # before erf is another expression
+            body = structural_map(body, [(tirx.Add, beside_a_number)])
+        body = structural_map(body, rules)
+        if cuda:  # of what the rules have written too
+            body = structural_map(body, [(tvm.ir.Call, _bits), (tirx.FloatImm, _special)])
+        return func if body.same_as(func.body) else func.with_body(body)
 
-        def change(func: tirx.PrimFunc) -> tirx.PrimFunc:
-            if func.attrs and func.attrs.get(keys.SOURCE):
-                return func
-            rounds = cuda and _in_halves(func) and not _has_functions_of_vectors(func)
-            function = partial(right_function, target=target, rounded=rounds)
-            rules = [*_RULES, (tvm.ir.Call, function)]
-            body = func.body if cuda else rounded(func)
-            if rounds:  # before erf is another expression
-                body = structural_map(body, [(tirx.Add, beside_a_number)])
-            body = structural_map(body, rules)
-            if cuda:  # of what the rules have written too
-                body = structural_map(body, [(tvm.ir.Call, _bits), (tirx.FloatImm, _special)])
-            return func if body.same_as(func.body) else func.with_body(body)
-
-        return with_changed_kernels(mod, change)
-
-    return run
+    return kernel_pass("exact_floats", change)
 
 
 def _has_functions_of_vectors(func: Any) -> bool:

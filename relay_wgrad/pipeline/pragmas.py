@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from ..graph.rebuild import with_changed_kernels
+from ..graph.rebuild import kernel_pass
 
 _UNKNOWN = "pragma_scope"
 
@@ -21,15 +21,11 @@ _UNKNOWN = "pragma_scope"
 def without_unknown_pragmas() -> tvm.transform.Pass:
     """A pass over a CPU's kernels after they are scheduled."""
 
-    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.without_unknown_pragmas")
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        def change(func: tirx.PrimFunc) -> tirx.PrimFunc:
-            body = structural_map(func.body, (tirx.AttrStmt, _known))
-            return func if body.same_as(func.body) else func.with_body(body)
+    def change(func: tirx.PrimFunc) -> tirx.PrimFunc:
+        body = structural_map(func.body, (tirx.AttrStmt, _known))
+        return func if body.same_as(func.body) else func.with_body(body)
 
-        return with_changed_kernels(mod, change)
-
-    return run
+    return kernel_pass("without_unknown_pragmas", change)
 
 
 def _known(mark: Any) -> Any:

@@ -18,19 +18,14 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm_ffi import structural_map, structural_walk
 
-from ..graph.rebuild import with_changed_kernels
+from ..graph.rebuild import kernel_pass
 
 _SHARED = tirx.ForKind.THREAD_BINDING
 
 
 def first_values() -> tvm.transform.Pass:
     """A pass over the kernels of a module, after they are scheduled."""
-
-    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.first_values")
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return with_changed_kernels(mod, with_first_values)
-
-    return run
+    return kernel_pass("first_values", with_first_values)
 
 
 def with_first_values(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -19,7 +19,7 @@ from tvm.s_tir import SBlockRealize
 from tvm_ffi import structural_map, structural_walk
 
 from .. import keys
-from ..graph.rebuild import with_changed_kernels
+from ..graph.rebuild import kernel_pass
 
 _REMAINDERS = (tirx.FloorMod, tirx.Mod)
 _MOST = 64  # lanes of a vector, at most: of a larger mask none has two turns
@@ -31,15 +31,11 @@ def without_remainders() -> tvm.transform.Pass:
     Those of convolutions, which write their vectors themselves, stay.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.without_remainders")
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        def change(func: tirx.PrimFunc) -> tirx.PrimFunc:
-            is_convolution = func.attrs and func.attrs.get(keys.SOURCE)
-            return func if is_convolution else split_by_masks(func)
+    def change(func: tirx.PrimFunc) -> tirx.PrimFunc:
+        is_convolution = func.attrs and func.attrs.get(keys.SOURCE)
+        return func if is_convolution else split_by_masks(func)
 
-        return with_changed_kernels(mod, change)
-
-    return run
+    return kernel_pass("without_remainders", change)
 
 
 def split_by_masks(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -1,4 +1,4 @@
-"""Random small graphs of halves among wider types, whose kernels are fused, against float64.
+"""Random small graphs, most of halves among wider types, whose kernels are fused, against float64.
 
     python -m tests.fuzz.fused --minutes 30
 
@@ -63,10 +63,7 @@ def _shape(rng: random.Random) -> Shape:
 
 def case(seed: int, index: int) -> str:
     rng = random.Random(f"{seed}/{index}")
-    shape, dtype = (
-        _shape(rng),
-        rng.choice(_GIVEN),
-    )
+    shape, dtype = _shape(rng), rng.choice(_GIVEN)
     way = WAYS[index % len(WAYS)]
     made = [(shape, dtype), (shape, dtype)]
     steps: list[str] = []
