@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -27,6 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 GIB = 1 << 30
+ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b(:|$)")
 
 
 def row(
@@ -49,10 +52,26 @@ def row(
         return {"reason": f"took more than {seconds:g} s"}
     if done.returncode == 0:
         return dict(json.loads(done.stdout.splitlines()[-1]))
-    lines = done.stderr.strip().splitlines() or ["no message"]
-    if done.returncode == 1:
-        return {"reason": lines[-1][:400]}
-    return {"reason": f"the process died (exit status {done.returncode}): {lines[-1][-300:]}"}
+    return {"reason": reason(done.returncode, done.stderr)}
+
+
+def reason(status: int, stderr: str) -> str:
+    """Why a process ended: its last error with the lines that go on with it, or the signal and
+    where it was by then; libraries warn before and after."""
+    lines = stderr.splitlines()
+    errors = [number for number, line in enumerate(lines) if ERROR.match(line)]
+    if status > 0 and errors:
+        first, *rest = lines[errors[-1] :]
+        # TVM names a kernel that cannot be launched below the error, and then prints its source.
+        more = itertools.takewhile(lambda line: line.startswith((" ", "//")), rest)
+        return " ".join(line.strip() for line in (first, *more))[:400]
+    # Python's faulthandler writes frames, the newest first.
+    lines = [line.strip() for line in lines]
+    frames = list(itertools.dropwhile(lambda line: not line.startswith("Current thread"), lines))
+    where = " < ".join(line.removeprefix("File ") for line in frames[1:5])
+    said = where or next(filter(None, reversed(lines)), "no message")
+    ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
+    return f"{ended}: {said}"[:400]
 
 
 class Worker:

@@ -19,17 +19,14 @@ import argparse
 import itertools
 import json
 import os
-import re
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import parallel_ways
+from benchmarks.child import reason
 from benchmarks.parallel_ways import WAYS, Problem
 from benchmarks.runner import Benchmark, Case, Measure, Option, Row
 from tests.support.processes import run_ranks
-
-ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b(:|$)")
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -58,21 +55,6 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
         return dict(json.loads(ended[0].stdout.splitlines()[-1]))
 
     return one
-
-
-def reason(status: int, stderr: str) -> str:
-    """Why a process ended: its last error, or the signal and where it was by then; libraries warn
-    before and after."""
-    lines = [line.strip() for line in stderr.splitlines()]
-    errors = [line for line in lines if ERROR.match(line)]
-    if status > 0 and errors:
-        return errors[-1][:400]
-    # Python's faulthandler writes frames, the newest first.
-    frames = list(itertools.dropwhile(lambda line: not line.startswith("Current thread"), lines))
-    where = " < ".join(line.removeprefix("File ") for line in frames[1:5])
-    said = where or next(filter(None, reversed(lines)), "no message")
-    ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
-    return f"{ended}: {said}"[:400]
 
 
 BENCHMARK = Benchmark(

@@ -31,6 +31,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.child import reason
+
 Heard = Callable[[dict[str, Any]], None]
 ENDED = "the time budget ended it"
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
@@ -196,8 +198,7 @@ def converse(
                 turnstile.give(number)
         if ended is None and status:
             log.seek(0)
-            lines = log.read().strip().splitlines() or [f"exit status {status}".encode()]
-            ended = lines[-1].decode(errors="replace")
+            ended = reason(status, log.read().decode(errors="replace"))
     return ended
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import parallel_ways
-from benchmarks.gpu_parallel import reason
 from benchmarks.parallel_ways import Problem, exposed, gaps
 from tests.support.gpu import small_parallel
 from tests.support.processes import run_ranks
@@ -23,31 +22,6 @@ def test_what_nothing_else_runs_beside() -> None:
 def test_when_no_kernel_ran() -> None:
     kernels = [(10.0, 12.0, "a"), (11.0, 11.5, "b"), (12.001, 14.0, "c"), (15.0, 16.0, "d")]
     assert gaps(kernels) == {"short": pytest.approx(0.001), "c .. d": 1}
-
-
-WARNING = "Warning:SystemLib symbol get overriden\n"
-FRAMES = """Fatal Python error: Aborted
-
-Current thread 0x1 (most recent call first):
-  File "a.py", line 3 in compile
-  File "b.py", line 9 in main
-"""
-
-
-@pytest.mark.parametrize(
-    ("status", "stderr", "said"),
-    [
-        (1, "RuntimeError: no\nValueError: a\n" + WARNING, "ValueError: a"),
-        (1, WARNING + "torch.cuda.OutOfMemoryError: 3 GiB\n[W of NCCL]\n",
-         "torch.cuda.OutOfMemoryError: 3 GiB"),
-        (-6, WARNING + FRAMES,
-         'ended by SIGABRT: "a.py", line 3 in compile < "b.py", line 9 in main'),
-        (-9, WARNING, f"ended by SIGKILL: {WARNING.strip()}"),
-        (3, "", "ended with 3: no message"),
-    ],
-)  # fmt: skip
-def test_why_a_process_ended(status: int, stderr: str, said: str) -> None:
-    assert reason(status, stderr) == said
 
 
 def rehearse(way: str, alone: int | None = None) -> None:
