@@ -136,8 +136,34 @@ def lanes_of(buffers: list[Any], least: int = _BYTES) -> int:
 
 def read_in_packs(sch: Schedule, block: Any, buffers: list[Any]) -> list[Any]:
     """Copies of tensors in registers, which a schedule has still to place and to vectorize."""
-    sources = [region.source for region in sch.get(block).reads]
-    return [sch.cache_read(block, sources.index(buffer), "local", [block]) for buffer in buffers]
+    this = sch.get(block)
+    sources = [region.source for region in this.reads]
+    loads = {load.source: load for load in loads_and_choices(this.body)[0]}
+    copies = []
+    for buffer in buffers:
+        at, indices = sources.index(buffer), loads[buffer].indices
+        if all(isinstance(index, tirx.Var | tirx.IntImm) for index in indices):
+            copies.append(sch.cache_read(block, at, "local", [block]))
+            continue
+        # Of a tensor that is read by another shape, or from some place on, the copy has the block's
+        # own axes: of sums of these TVM does not see that a thread reads one row, and then all
+        # between the first and the last are its registers.
+        places = [
+            i for i, each in enumerate(this.iter_vars)
+            if any(reads(index, each.var) for index in indices)
+        ]  # fmt: skip
+        own = _chosen(len(this.iter_vars), places)
+        copies.append(sch.reindex_cache_read(block, at, "local", own))
+    return copies
+
+
+def _chosen(count: int, places: list[int]) -> tirx.IndexMap:
+    """Of so many axes some."""
+
+    def choose(*axes: Any) -> list[Any]:
+        return [axes[i] for i in places]
+
+    return tirx.IndexMap.from_func(choose, ndim=count)
 
 
 def vectorized(sch: Schedule, copy: Any, lanes: int) -> None:

@@ -30,6 +30,12 @@ def read_back(code: str) -> list[str]:
     return found
 
 
+def own_elements(code: str) -> int:
+    """Of the largest array that a thread has for itself: beyond some KiB it is no register."""
+    arrays = re.findall(r"^\s*alignas\(\d+\) \w+ \w+\[(\d+)\];", code, re.MULTILINE)
+    return max(map(int, arrays), default=0)
+
+
 def pool_calls(module: Any) -> int:
     """How often a compiled module and all that it imports ask for memory of TVM's pool."""
     own = module.inspect_source("ll") if module.kind == "llvm" else ""

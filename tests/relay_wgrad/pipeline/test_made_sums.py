@@ -17,7 +17,7 @@ from relay_wgrad.pipeline import made_sums
 from relay_wgrad.pipeline.cuda import cuda_pipeline
 from relay_wgrad.pipeline.fused_kernels import fused_kernels
 from relay_wgrad.pipeline.made_sums import MadeSum, MadeSums, parts_of
-from tests.support.cuda_source import cuda_source, read_back
+from tests.support.cuda_source import cuda_source, own_elements, read_back
 from tests.support.fast import FAST
 from tests.support.made_sums import arrays, gradient, made, operands, wide
 from tests.support.partition_cases import module
@@ -101,6 +101,46 @@ def test_the_numbers(shape: tuple[int, ...], axes: list[int], of_product: bool) 
     total = stored.sum(tuple(axes), keepdims=True)
     apart = np.linalg.norm(u.numpy() - total)
     assert apart <= 1e-6 * np.linalg.norm(np.abs(stored).sum(tuple(axes)))
+
+
+@pytest.mark.parametrize("axes", [[0, 1, 2], [1, 2]])
+@pytest.mark.parametrize("side", [0, 7])
+def test_operands_of_another_shape(side: int, axes: list[int]) -> None:
+    """Pixels as one axis, or windows of an image, as attention gives them back: a thread's own
+    arrays are some packs.  They were the whole tensor, which no GPU launches."""
+    n, h, w, c = shape = (8 if side else 64, 28, 28, 128)
+    windows = (n, h // 7, w // 7, 7, 7, c)
+
+    def body(emit: Any, g: Any, x: Any, s: Any) -> list[Any]:
+        if side:
+            split = emit(relax.op.reshape(x, windows))
+            x = emit(relax.op.permute_dims(split, [0, 1, 3, 2, 4, 5]))
+        t = emit(relax.op.add(emit(relax.op.reshape(x, shape)), g))
+        return [t, emit(relax.op.sum(wide(emit, t), axes, keepdims=True))]
+
+    given = operands(shape, "float16") | {"x": ((n * h * w, 1, c), "float16")}
+    mod = fused(given, body)
+    ((name, func),) = kernels(mod).items()
+    assert name.endswith("_and_sum")
+    built = tvm.compile(module(given, body), TARGET, relax_pipeline=cuda_pipeline())
+    assert own_elements(cuda_source(built.mod)) <= 1024
+    values = arrays(given)
+    schedule = on_the_host(MadeSum).apply(func, TARGET, False)
+    library = tvm.compile(
+        tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}), target=FAST
+    )
+    t = tvm.runtime.tensor(np.full(shape, np.nan, np.float16))
+    kept = [1 if i in axes else n for i, n in enumerate(shape)]
+    u = tvm.runtime.tensor(np.full(kept, np.nan, np.float32))
+    (call,) = calls(mod)
+    order = [values[str(arg.name)] for arg in call.args[1].fields]
+    library["main"](*map(tvm.runtime.tensor, order), t, u)
+    x = values["x"]
+    x = x.reshape(windows).transpose(0, 1, 3, 2, 4, 5) if side else x
+    want = x.reshape(shape) + values["g"]
+    assert np.array_equal(t.numpy(), want)
+    total = want.astype("float64").sum(tuple(axes), keepdims=True)
+    assert distance(u.numpy(), total) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
