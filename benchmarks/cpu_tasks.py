@@ -254,7 +254,7 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
 
     def one(case: Case) -> Row:
         layer, problem = case.what
-        made = cpu.kernel(problem, target)
+        made = cpu.with_tasks(problem, target)
         walk = Walk(made.func, args.cores, args.reads)
         return {
             "layer": layer.name, "kind": problem.kind.value, "kernel": made.name,

@@ -17,6 +17,7 @@ from tvm.target import Target
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.argument_types import check_type
+from relay_wgrad.graph.shared_tasks import with_shared_tasks
 from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
@@ -54,6 +55,12 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
 
 def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     """`prim_func` with the name of the kernel chosen and the reason; raises as it does."""
+    made = with_tasks(problem, target)
+    return replace(made, func=with_shared_tasks(made.func, machine(_llvm(target)).threads))
+
+
+def with_tasks(problem: ConvProblem, target: Target | str) -> Kernel:
+    """`kernel` whose parallel loops are TVM's, each thread with a run of tasks."""
     check_type("prim_func: problem", problem, ConvProblem, "a ConvProblem")
     problem.check()
     target = _llvm(target)

@@ -17,6 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
+from relay_wgrad.graph.shared_tasks import with_shared_tasks
 from relay_wgrad.ir import FINISHED
 
 from .emitters.loops import (
@@ -57,7 +58,7 @@ def batches(sizes: Sequence[int], dtype: str, target: Target) -> tirx.PrimFunc:
         given = [argument(name, dtype, shape) for name, shape in shapes.items()]
         buffers = [flat(x, dtype, shape) for x, shape in zip(given, shapes.values(), strict=True)]
         _write(buffers, sizes, dtype, count, m)
-    return builder.get()
+    return with_shared_tasks(builder.get(), m.threads)
 
 
 def _write(

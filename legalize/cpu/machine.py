@@ -16,6 +16,7 @@ from tvm_ffi import get_global_func
 
 from relay_wgrad.argument_types import checked_bool, checked_integer
 from relay_wgrad.cores import text_of, usable_cores
+from relay_wgrad.graph.shared_tasks import MANY, threads_of
 from relay_wgrad.problem import DTYPE_BYTES
 
 
@@ -26,6 +27,7 @@ class Machine:
     vector_bytes: int  # of one register
     registers: int  # vector registers
     cores: int  # that share the work, as far as the target says
+    threads: int = 0  # the same, but 0 where it does not
     # Of caches, unless the target is this host: what most have.
     l2_bytes: int = 1 << 20  # per core; only a scale: half as much costs little
     l1_way_bytes: int = 4096  # addresses so far apart share a set; a page, on nearly all CPUs
@@ -34,6 +36,20 @@ class Machine:
     allows_winograd: bool = False
     has_tiles: bool = False  # AMX for bfloat16, which this process may use
     has_bfloat16: bool = False  # AVX512_BF16: products of pairs, and rounding
+
+    def rounds(self, tasks: int) -> float:
+        """How long so many equal tasks take, in times of one.
+
+        Threads take each other's (`shared_tasks`), so cores need not be as fast as each other, but
+        who has taken the last task may be slow.
+        """
+        even = -(-tasks // self.cores)
+        return even if self.threads < MANY else max(even, tasks / self.cores + _SLOW)
+
+    @property
+    def most_parts(self) -> int:
+        """Parts of a sum that are worth trying."""
+        return (2 if self.threads < MANY else 4) * self.cores
 
     def lanes(self, dtype: str) -> int:
         """Elements of an accumulator's dtype in one register."""
@@ -53,6 +69,9 @@ class Machine:
         return self.registers < 32
 
 
+# Of many threads some share a core: two on siblings have some 0.6 of a core's speed each, or 0.75
+# where the mean is 1, so that the last task may take 1 / 0.75 of a time.
+_SLOW = 1 / 3
 # (feature of the target, vector bytes, vector registers), best first.  Without a feature that is
 # listed here a target still has 16 bytes: SSE2 is part of x86-64, and LLVM splits what is too wide.
 _ISA = (
@@ -72,10 +91,12 @@ _CORES = 8
 
 def machine(target: Target) -> Machine:
     """The table's row for a target of kind llvm."""
-    cores = int(target.attrs.get("num-cores", 0)) or _CORES
+    threads = threads_of(target)
+    cores = threads or _CORES
     features = codegen.llvm_get_cpu_features(target)
     own = target.attrs.get("mcpu") == codegen.llvm_get_system_cpu()
     known: dict[str, Any] = {**_caches()} if own else {}
+    known["threads"] = threads
     known["allows_winograd"] = WINOGRAD in target.keys
     known["has_tiles"] = _TILES in features and (not own or tiles_are_permitted())
     known["has_bfloat16"] = _PAIRS in features

@@ -31,6 +31,7 @@ from tvm.target import Target
 from tvm_ffi.structural import structural_equal, structural_hash, structural_walk
 
 from ..cores import usable_cores
+from ..graph.shared_tasks import shared_tasks
 from ..keys import OP_PATTERN, OVERWRITES, SYMBOL
 from ..output import working_folder
 from .disk_cache import DiskCache, key_of
@@ -38,7 +39,7 @@ from .parts import outlined
 from .versions import compilers
 
 DEBUG = "RELAY_WGRAD_DEBUG"  # 1 and more: each kernel is told of on standard error
-LOWERING = "6"  # of `lowering`, to be raised with it
+LOWERING = "7"  # of `lowering`, to be raised with it
 ENTRY = "tirx.is_entry_func"
 # A word that may be a variable's name: no attribute, no argument's name, nothing that is called.
 _WORD = re.compile(r'"(?:\\.|[^"\\])*"|(?<![\w.])[A-Za-z_]\w*(?![\w.(=])')
@@ -505,7 +506,7 @@ def lowering(target: Target) -> Callable[[tvm.IRModule], tvm.IRModule]:
     passes = [
         loops.CanonicalizeLoop(), loops.LowerInitBlock(),
         loops.PlanAndUpdateBufferAllocationLocation(), loops.ConvertBlocksToOpaque(),
-        *of_blocks, loops.AnnotateIrregularLoop(), loops.LowerOpaqueBlock(),
+        *of_blocks, loops.AnnotateIrregularLoop(), loops.LowerOpaqueBlock(), shared_tasks(target),
         flatten := scalars.FlattenBuffer(),
         scalars.BF16ComputeLegalize(), scalars.NarrowDataType(32), loops.LoopPartition(),
         scalars.VectorizeLoop(True), scalars.StorageRewrite(), scalars.UnrollLoop(),

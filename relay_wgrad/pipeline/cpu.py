@@ -24,6 +24,7 @@ from tvm.target import Target
 from tvm_ffi.structural import structural_walk
 
 from ..graph.rebuild import with_changed_kernels
+from ..graph.shared_tasks import threads_of
 from ..keys import SCHEDULED
 from .cpu_joins import asked_of_pieces, asked_once, asks_each, cut_into_pieces
 from .empty_tensors import Nothing
@@ -112,7 +113,7 @@ def parallel_kernels() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="relay_wgrad.parallel_kernels")
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        cores = int(Target.current(allow_none=False).attrs.get("num-cores", 0)) or 8
+        cores = threads_of(Target.current(allow_none=False)) or 8
 
         def change(func: tirx.PrimFunc) -> tirx.PrimFunc:
             is_scheduled = func.attrs and func.attrs.get(SCHEDULED)

@@ -75,4 +75,4 @@ def test_even_work_of_sixteen_cores(line: str) -> None:
     )
     taps = "" if "r=" in line else " r=1 s=1"
     problem = ConvProblem.parse(f"{line}{taps} layout=NHWC/HWIO/NHWC")
-    assert Walk(cpu.kernel(problem, target).func, CORES, False).balance >= 0.85
+    assert Walk(cpu.with_tasks(problem, target).func, CORES, False).balance >= 0.85

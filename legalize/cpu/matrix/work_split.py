@@ -39,7 +39,7 @@ def best_split(work: Work, m: Machine) -> tuple[int, int]:
         steps, blocks = ceildiv(work.steps, split[0]), ceildiv(work.blocks, split[1])
         products = steps * blocks * (work.cycles + _STEP)
         read = blocks * work.block_bytes + steps * work.step_bytes
-        rounds = ceildiv(work.groups * split[0] * split[1], m.cores)
+        rounds = m.rounds(work.groups * split[0] * split[1])
         return rounds * (products + read / _SHARED + _TASK)
 
     return min(

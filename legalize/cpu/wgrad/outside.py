@@ -115,7 +115,7 @@ class _Kernel:
         """(parts of the units, chunks of rows of y), by the cycles of the core with most to do."""
         p, m, bytes_ = self.problem, self.machine, DTYPE_BYTES[self.memory.accum]
         count = units or m.cores
-        most = max(1, min(count, 2 * m.cores, (16 << 20) // (size * bytes_)))
+        most = max(1, min(count, m.most_parts, (16 << 20) // (size * bytes_)))
         length = ceildiv(self.vectors * self.images, self.pieces)
         blocks = ceildiv(p.c, _WIDTH)
 
@@ -125,10 +125,10 @@ class _Kernel:
             products = tiles * blocks * (length * self.height * _WIDTH / 2 + TILE)
             read = length * self.lanes * bytes_ * (p.c + tiles * self.height) / SHARED
             sums = (splits + 1) * size * PART / m.cores if splits > 1 else 0.0
-            rounds = ceildiv(splits * chunks, m.cores)
+            rounds = m.rounds(splits * chunks)
             return rounds * ceildiv(count, splits) * (products + read) + sums
 
-        chunks = range(1, min(self.tiles, 2 * m.cores) + 1)
+        chunks = range(1, min(self.tiles, m.most_parts) + 1)
         return min(itertools.product(range(1, most + 1), chunks), key=cycles)
 
     def _sums(self, parts: Expr, at: Expr, unit: Expr, t: Expr, b: Expr, rows: int) -> None:

@@ -195,7 +195,7 @@ class Core:
         target = m.l1_bytes // 2 // (self.block * bytes_)
         options = [self._cut(batch, most, m) for most in (target, self._even(batch, target, m))]
         self.pixels, self.work, self.split = min(
-            options, key=lambda option: option[2].cycles(option[1], m.cores)
+            options, key=lambda option: option[2].cycles(option[1], m)
         )
         most = _most(self.pixels)
         self.y_step, self.x_step = self._steps(most)

@@ -150,11 +150,11 @@ class _Core:
         units_n, units_p = self.pixels.units
         units = units_n * units_p if isinstance(units_n, int) else m.cores
         # Parts cost memory and a pass over it: no more of them than of pixels to sum.
-        most = max(1, min(units, 2 * m.cores, (16 << 20) // (self.panels.size * bytes_)))
+        most = max(1, min(units, m.most_parts, (16 << 20) // (self.panels.size * bytes_)))
 
         def cycles(cut: tuple[int, int]) -> float:
             chunks, splits = cut
-            rounds = ceildiv(blocks * chunks * splits, m.cores)
+            rounds = m.rounds(blocks * chunks * splits)
             sums = (splits + 1) * self.panels.size * PART / m.cores if splits > 1 else 0.0
             of_units = rounds * ceildiv(units, splits) * self._unit_cycles(chunks, m)
             return of_units + sums

@@ -44,14 +44,14 @@ class WorkSplit:
         """(chunks of blocks, chunks of tiles); the last ones may have less than the others."""
         return ceildiv(work.blocks, self.k_blocks), ceildiv(work.tiles, self.c_tiles)
 
-    def cycles(self, work: Work, cores: int) -> float:
+    def cycles(self, work: Work, m: Machine) -> float:
         """Of the core that has most to do."""
         k_chunks, c_chunks = self.chunks(work)
-        rounds = ceildiv(self.splits * work.groups * k_chunks * c_chunks, cores)
+        rounds = m.rounds(self.splits * work.groups * k_chunks * c_chunks)
         products = work.taps * self.k_blocks * self.c_tiles * (work.tile_cycles + _TILE_CYCLES)
         panels = self.k_blocks * work.block_bytes + work.taps * self.c_tiles * work.tile_bytes
         unit = products + panels / work.element_bytes * _PACK_CYCLES
-        sums = (self.splits + 1) * work.size * _PART_CYCLES / cores if self.splits > 1 else 0.0
+        sums = (self.splits + 1) * work.size * _PART_CYCLES / m.cores if self.splits > 1 else 0.0
         cycles: float = rounds * ceildiv(work.units, self.splits) * unit + sums
         return cycles
 
@@ -59,14 +59,14 @@ class WorkSplit:
 def best_split(work: Work, m: Machine) -> WorkSplit:
     """The split of the fewest cycles whose panels the caches hold."""
     parts = _MOST_PARTS // (work.size * work.element_bytes)
-    most = max(1, min(work.units, 2 * m.cores, parts))
+    most = max(1, min(work.units, m.most_parts, parts))
     fitting = [
         (k, c)
         for k in _sizes(work.blocks, int(m.l2_bytes * _GRAD_SHARE) // work.block_bytes)
         for c in _sizes(work.tiles, int(m.l2_bytes * _DATA_SHARE) // work.tile_bytes)
     ]
     options = (WorkSplit(splits, k, c) for splits in range(1, most + 1) for k, c in fitting)
-    return min(options, key=lambda split: split.cycles(work, m.cores))
+    return min(options, key=lambda split: split.cycles(work, m))
 
 
 def _sizes(total: int, most: int) -> list[int]:

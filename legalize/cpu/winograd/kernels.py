@@ -244,7 +244,7 @@ def best_cut(problem: ConvProblem, m: Machine, images: int, blocks: int) -> Cut:
             own = (_TURNED + _AGAIN * pieces.size * POINTS / cut.length) * reduced * channels
             transforms += own / parts
         task = (rows + (0 if cut.owns else reading)) * weights / parts + transforms
-        return ceildiv(pieces.count * parts, m.cores) * task
+        return m.rounds(pieces.count * parts) * task
 
     whole = Pieces.of(problem, images, 1 << 30)
     of_core = ceildiv(whole.size * whole.count, m.cores)  # a piece, or two, for each core

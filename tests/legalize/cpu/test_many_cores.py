@@ -53,5 +53,5 @@ def test_blocks_of_channels_are_filled_up_for_long_sums() -> None:
     target = Target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 2})
     line = "fprop n=8 c={} h=14 w=14 k=112 r=1 s=1 layout=NHWC/HWIO/NHWC"
     for channels, tasks in ((128, 98 * 7), (672, 262 * 2)):
-        text = cpu.prim_func(ConvProblem.parse(line.format(channels)), target).script()
+        text = cpu.with_tasks(ConvProblem.parse(line.format(channels)), target).func.script()
         assert f"T.parallel(T.int64({tasks}))" in text
