@@ -34,6 +34,22 @@ class Fault:
 
 
 FAULTS = (
+    Fault("shared tasks: each thread stays in its own run",
+          "relay_wgrad/graph/shared_tasks.py", "tirx.floormod(thread + step, _number(threads))",
+          "tirx.floormod(thread, _number(threads))",
+          "tests/relay_wgrad/graph/test_shared_tasks.py"),
+    Fault("shared tasks: the last grain is a whole one",
+          "relay_wgrad/graph/shared_tasks.py", "tirx.min(size, tasks - grain * size)", "size",
+          "tests/relay_wgrad/graph/test_shared_tasks.py"),
+    Fault("shared tasks: two threads may take the same one",
+          "relay_wgrad/graph/shared_tasks.py",
+          "%old = atomicrmw add ptr %next, i64 1 monotonic\n",
+          "%old = load i64, ptr %next\n  %new = add i64 %old, 1\n  store i64 %new, ptr %next\n",
+          "tests/relay_wgrad/graph/test_shared_tasks.py"),
+    Fault("packs: copies of what lies in another shape have its axes",
+          "relay_wgrad/pipeline/cuda_packs.py",
+          "if all(isinstance(index, tirx.Var | tirx.IntImm) for index in indices):", "if True:",
+          "tests/relay_wgrad/pipeline/test_made_sums.py"),
     Fault("joined tensors on a CPU: a piece's number is one too few",
           "relay_wgrad/pipeline/cpu_joins.py", "tirx.const(int(number) // width,",
           "tirx.const(int(number) // width - 1,",

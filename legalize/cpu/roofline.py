@@ -19,6 +19,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target import Target
 from tvm.tirx.script import builder as T
 
+from relay_wgrad.graph.shared_tasks import threads_of, with_shared_tasks
 from relay_wgrad.keys import NO_ALIAS, SCHEDULED
 from relay_wgrad.problem import ConvProblem
 from relay_wgrad.timing import shortest
@@ -30,7 +31,9 @@ _ROUNDS, _SECONDS = 20, 0.3  # of each try, at least: the best of them all is th
 _PERIODS, _PERIOD = 5, 0.1  # of processor time; seconds
 _TRIES, _APART = 8, 0.2  # more tries, and seconds between them
 _AGREE = 0.95  # of the best try, what another must come to
-_STEPS = 10_000  # half a millisecond: on a busy machine some run keeps its cores that long
+# Tasks of a thread: where processors share a core, the others take some of theirs.
+_TASKS = 32
+_STEPS = 1_250  # with those tasks half a millisecond: on a busy machine some run keeps its cores
 _COPY_BYTES = 1 << 28  # beyond all caches
 
 
@@ -55,7 +58,7 @@ def ceilings(target: Target, threads: int) -> Ceilings:
 def _multiply_adds(target: Target, threads: int) -> float:
     """By processor time, which goes on only while a thread has its core: where other programs share
     the cores, no two of our threads may run at once in any try, and a clock would say half."""
-    tasks = 4 * threads
+    tasks = _TASKS * threads
     m = machine(target)
     lanes, count, steps = m.lanes("float32"), m.registers - 6, _STEPS
     with IRBuilder() as builder, T.prim_func(s_tir=True):
@@ -103,7 +106,7 @@ def _copy(target: Target, threads: int) -> float:
     """Threads share the memory, so theirs is a rate by the clock; what one has by processor time,
     which no other program lowers by taking a core, all have at least."""
     moved = 2.0 * _COPY_BYTES
-    one, every = _copying(target, 1), _copying(target, 4 * threads)
+    one, every = _copying(target, 1), _copying(target, _TASKS * threads)
     by_clock = agreed(lambda: moved / shortest(every, _ROUNDS, _SECONDS).seconds)
     return max(by_clock, moved / _processor_seconds(one))
 
@@ -145,5 +148,6 @@ def _head() -> None:
 
 
 def _compiled(func: tirx.PrimFunc, target: Target, *args: Any) -> Callable[[], Any]:
+    func = with_shared_tasks(func, threads_of(target))
     kernel = tvm.compile(func, target=target)["main"]
     return lambda: kernel(*args)

@@ -10,7 +10,7 @@ number; 0 and 1 are operands), on sizes at both sides of the passes' thresholds,
 
     ours      the CPU pipeline, as trainers compile       apart   the same, nothing fused
     exported  the same by tvm.compile, as a library       stock   TVM's own pipeline
-    relay     relay.build
+    relay     relay.build                                 many    ours, for sixteen threads
 
 A way with `?` has the first axis open.  Every value is a result that no step reads, and some
 others; each element is as near to float64's as roundings allow (`fused_ops`).
@@ -33,7 +33,9 @@ from . import fused_ops as of
 from .harness import Generator, main
 
 Shape = tuple[int, ...]
-WAYS = ("ours", "ours", "ours", "ours?", "apart", "exported", "stock", "relay", "relay?")
+WAYS = (
+    "ours", "ours", "ours?", "many", "many?", "apart", "exported", "stock", "relay", "relay?",
+)  # fmt: skip
 # Sides of images and of rows; of bytes 64 KiB and 1 MiB are between the products.
 _PIXELS = (1, 2, 3, 5, 7, 8, 14, 16, 28, 31, 37)
 _CHANNELS = (1, 3, 4, 16, 24, 31, 32, 37, 48, 64, 96, 128, 257, 512)
@@ -474,7 +476,7 @@ def _machine(way: str, module: Any) -> Any:
 
     if way != "exported":
         pipeline = "default" if way == "stock" else cpu_pipeline()
-        return virtual_machine(module, host_target(), pipeline)
+        return virtual_machine(module, host_target(16 if way == "many" else None), pipeline)
     built = tvm.compile(module, target=host_target(), relax_pipeline=cpu_pipeline())
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "library.so")
