@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 import tvm
 from tvm import relax
 from tvm.ir import Op
@@ -16,6 +17,7 @@ import relay_wgrad
 from legalize import rules as kernel_rules
 from relay_wgrad import registry
 from relay_wgrad.ops import ALL, FAMILY
+from relay_wgrad.torch import TrainingStep
 from tests.support.children import run_code
 from tests.support.malformed import (
     NEW,
@@ -43,6 +45,7 @@ def restored() -> Iterator[None]:
 
 # Every rule that TVM keeps of the ops that this package touches, as text.
 SNAPSHOT = """
+import torch
 import tvm
 import tvm_ffi
 from tvm import relax
@@ -239,12 +242,19 @@ for make in (
     ]
 
 
+def test_training_before_register_says_so() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU())
+    with pytest.raises(ValueError, match=r"gelu.* has no gradient: relay_wgrad.register\(\) comes"):
+        TrainingStep(module, torch.zeros(2, 3))
+
+
 @pytest.mark.longer("starts processes of TVM")
 def test_a_rule_registered_above_ours_stays() -> None:
     """Of an op of upstream's and of a new one; and it survives another round."""
     out = forked(
         """
 import relay_wgrad
+import torch
 import tvm
 names = [("relax.nn.conv2d", "FPrimalGradient"), ("relax.nn.conv2d", "FLegalize"),
          ("relax.nn.conv2d_backward_data", "FPrimalGradient")]

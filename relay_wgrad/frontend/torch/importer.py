@@ -342,6 +342,7 @@ def _of_floats(result: Any) -> Any:
 
 def _check_gradients(graph: TrainingGraph) -> None:
     """Raises ValueError for an op between a trained parameter and the loss without a gradient."""
+    from ...registry import is_registered
     from ...transform.grad_paths import without_gradient
 
     loss = graph.main.body.body.fields[0]
@@ -349,4 +350,5 @@ def _check_gradients(graph: TrainingGraph) -> None:
     if found is not None:
         nodes = [node for node, var in graph.tensors.items() if var == str(found.var.name)]
         at = f" ({nodes[0]})" if nodes else ""
-        raise ValueError(f"{graph.name}: {op_name(found.value)}{at} has no gradient")
+        hint = "" if is_registered() else ": relay_wgrad.register() comes first"
+        raise ValueError(f"{graph.name}: {op_name(found.value)}{at} has no gradient{hint}")
