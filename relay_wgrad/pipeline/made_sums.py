@@ -35,6 +35,7 @@ from .cuda_reduction import (
     is_costly,
     split_at_sum,
 )
+from .reshapes import only_reshapes
 from .targets import cuda_target
 from .together import Together, has_sum
 
@@ -251,7 +252,7 @@ class _Joined(Together):
         of its operand, which is a view and no kernel."""
         if any(func.attrs and SCHEDULED in func.attrs for func in (first, second)):
             return False
-        is_view = relax.analysis.has_reshape_pattern(first)
+        is_view = only_reshapes(first)
         return not has_sum(first) and has_sum(second) and not is_view
 
     def kernel(self, both: tirx.PrimFunc) -> tirx.PrimFunc | None:

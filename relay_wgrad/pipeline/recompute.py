@@ -25,14 +25,14 @@ from functools import cache
 from typing import Any
 
 import tvm
-from tvm import DataType, relax, s_tir, tirx
-from tvm.relax.analysis import has_reshape_pattern
+from tvm import DataType, relax, tirx
 
 from ..graph.def_use import Graph
 from ..graph.rebuild import rebuilt, with_functions, with_type
 from ..graph.walk import Block, variables_of
 from ..ir import is_a, op_name, tensor_bytes
 from ..keys import OP_PATTERN
+from .reshapes import only_reshapes
 
 # Kinds of kernels, as AnnotateTIROpPattern numbers them.
 INJECTIVE, SUM = 2, 3
@@ -59,9 +59,7 @@ class Recompute:
         views = {
             var
             for var, func in marked.items()
-            if patterns[var] <= INJECTIVE
-            and isinstance(func.body, s_tir.SBlockRealize)
-            and has_reshape_pattern(func)
+            if patterns[var] <= INJECTIVE and only_reshapes(func)
         }
 
         def recomputed(_: Any, func: relax.Function) -> relax.Function:

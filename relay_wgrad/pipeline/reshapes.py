@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax.analysis import has_reshape_pattern
 from tvm.s_tir import SBlock, SBlockRealize
 
 from ..graph.rebuild import with_changed_kernels
@@ -36,6 +37,16 @@ class Reshapes:
             if var in own:
                 out.update_func(var, own[var])
         return out
+
+
+def only_reshapes(func: tirx.PrimFunc) -> bool:
+    """Whether TVM can tell that a kernel copies one tensor to one of another shape."""
+    if not isinstance(func.body, SBlockRealize):
+        return False
+    try:
+        return bool(has_reshape_pattern(func))
+    except tvm.error.InternalError:  # as above
+        return False
 
 
 def _with_root(func: tirx.PrimFunc) -> tirx.PrimFunc:

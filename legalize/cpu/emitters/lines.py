@@ -39,8 +39,10 @@ class Lines:
 
     @staticmethod
     def are_apart(memory: Memory, wanted: Activation) -> bool:
-        """Whether a pixel's channels are copied from lines of their own, or to such ones."""
-        return wanted.is_copied and memory.problem.layout(wanted.role).endswith("HW")
+        """Whether a pixel's channels are copied from lines of their own, or to such ones, a number
+        of elements apart that is known: with images between them it may be the call's."""
+        is_known = isinstance(memory.strides(wanted.role)["C"], int)
+        return wanted.is_copied and is_known and memory.problem.layout(wanted.role).endswith("HW")
 
     @staticmethod
     def of(memory: Memory, wanted: Activation, begin: Expr, planes: int) -> Lines:

@@ -138,11 +138,13 @@ RUN = """
 import ctypes, sys
 ctypes.CDLL({driver!r})
 class Call(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_int) for n in "nhwckrspqg"] + [
-        ("top", ctypes.c_int), ("left", ctypes.c_int), ("stride", ctypes.c_int * 2),
+    _fields_ = [(n, ctypes.c_int) for n in "ndhwcktrszpqg"] + [
+        (n, ctypes.c_int) for n in ("front", "top", "left")
+    ] + [
+        ("stride", ctypes.c_int * 2),
         ("dilation", ctypes.c_int * 2), ("nchw", ctypes.c_bool)
     ] + [(n, ctypes.c_void_p) for n in ("first", "second", "source", "result", "space", "wanted")]
-call = Call(*{sizes}, 1, 1, {stride}, (ctypes.c_int * 2)(1, 1), False, 256, 256, 0, 256, 256, 0)
+call = Call(*{sizes}, 0, 1, 1, {stride}, (ctypes.c_int * 2)(1, 1), False, 256, 256, 0, 256, 256, 0)
 for _ in range(2):
     print(ctypes.CDLL({library!r})[{name!r}](ctypes.byref(call), None), flush=True)
     ctypes.CDLL(None).fflush(None)
@@ -184,7 +186,7 @@ class Linked:
         """What two calls say on a device of an arch."""
         p = self.problem
         code = RUN.format(
-            sizes=(p.n, p.h, p.w, p.c, p.k, p.r, p.s, p.p, p.q, p.groups),
+            sizes=(p.n, 1, p.h, p.w, p.c, p.k, 1, p.r, p.s, 1, p.p, p.q, p.groups),
             stride=f"(ctypes.c_int * 2){p.strides}", library=str(self.folder / "kernel.so"),
             name="called", driver=str(self.folder / "libcuda.so.1"),
         )  # fmt: skip

@@ -61,9 +61,12 @@ def test_numbers_on_this_machine(kind: ConvKind, cores: int) -> None:
     assert errors(kind, cpu.host_target(cores)) == []
 
 
+@pytest.mark.parametrize("layout", ["NCHW/OIHW/NCHW", "CNHW/OIHW/CNHW"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_number_of_images(kind: ConvKind, many_registers: Target) -> None:
-    p = ConvProblem.parse(f"{kind.value} n=1 c=18 h=9 w=8 k=21 r=3 s=3 stride=2,2 pad=1,1,1,1")
+def test_any_number_of_images(kind: ConvKind, layout: str, many_registers: Target) -> None:
+    """Between a channel and the next there may be all of them."""
+    line = f"n=1 c=18 h=9 w=8 k=21 r=3 s=3 stride=2,2 pad=1,1,1,1 layout={layout}"
+    p = ConvProblem.parse(f"{kind.value} {line}")
     func = cpu.prim_func(replace(p, n=tirx.Var("n", "int64")), many_registers)
     kernel = tvm.compile(func, target=many_registers)["main"]
     for images in (1, 3):
