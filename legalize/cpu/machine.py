@@ -44,12 +44,26 @@ class Machine:
         who has taken the last task may be slow.
         """
         even = -(-tasks // self.cores)
-        return even if self.threads < MANY else max(even, tasks / self.cores + _SLOW)
+        return max(even, tasks / self.cores + _SLOW) if self.shares else even
+
+    def is_even(self, tasks: int, some: int = 4) -> bool:
+        """Whether so many equal tasks keep all cores at work.
+
+        some : of each core, that others take some of them; fewer, where each costs a copy.
+        """
+        if self.shares:
+            return tasks >= some * self.cores
+        return tasks % self.cores == 0 or tasks > _MANY_TASKS * self.cores
+
+    @property
+    def shares(self) -> bool:
+        """Whether threads take each other's tasks."""
+        return self.threads >= MANY
 
     @property
     def most_parts(self) -> int:
         """Parts of a sum that are worth trying."""
-        return (2 if self.threads < MANY else 4) * self.cores
+        return (4 if self.shares else 2) * self.cores
 
     def lanes(self, dtype: str) -> int:
         """Elements of an accumulator's dtype in one register."""
@@ -72,6 +86,7 @@ class Machine:
 # Of many threads some share a core: two on siblings have some 0.6 of a core's speed each, or 0.75
 # where the mean is 1, so that the last task may take 1 / 0.75 of a time.
 _SLOW = 1 / 3
+_MANY_TASKS = 16  # of each core, from which on their number need not be a multiple of the cores'
 # (feature of the target, vector bytes, vector registers), best first.  Without a feature that is
 # listed here a target still has 16 bytes: SSE2 is part of x86-64, and LLVM splits what is too wide.
 _ISA = (

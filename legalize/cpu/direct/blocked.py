@@ -44,7 +44,6 @@ from ..emitters.tiles import Tile
 from ..machine import Machine
 
 _MOST_TILES = 16  # of a group
-_MANY_TASKS = 16  # of each core, from which on their number need not be a multiple of the cores'
 _AHEAD = 1500  # cycles before lines are written that they are asked for
 
 
@@ -124,10 +123,13 @@ class Blocked:
             return groups, 1
         if panels.groups % cores:
             groups = min(tiles, ceildiv(groups, cores) * cores)
-        tasks = groups * panels.groups
         fair = [x for x in range(1, panels.blocks + 1) if panels.blocks % x == 0]
-        even = (x for x in fair if tasks * x % cores == 0 or tasks * x > _MANY_TASKS * cores)
-        return groups, next(even, panels.blocks)
+        even = (x for x in fair if self.machine.is_even(groups * panels.groups * x))
+        parts = next(even, panels.blocks)
+        m = self.machine
+        while m.shares and not m.is_even(groups * panels.groups * parts) and 2 * groups <= tiles:
+            groups *= 2
+        return groups, parts
 
     def _places(
         self, x: Image, y: Image, size: tuple[Expr, int, Expr], tiles: tuple[Expr, Expr, int],

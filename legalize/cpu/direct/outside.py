@@ -41,7 +41,6 @@ MOVED = 0.25  # vectors' multiply-adds in the time of an element that is transpo
 # Level-1 caches that a group's pixels take.  Of fewer a row's results are short runs; more leave no
 # room in the level-2 cache for the lines that are asked for.  Measured.
 _NEAR = 2
-_MANY_TASKS = 16  # of each core, from which on their number need not be a multiple of the cores'
 
 
 def is_product(problem: ConvProblem) -> bool:
@@ -145,11 +144,10 @@ class Product:
         bytes_, m = self.reduced * self.width * self.bytes, self.machine
         near = m.l2_bytes // 4 if m.has_few_registers else _NEAR * m.l1_bytes
         groups = ceildiv(self.tiles, max(1, near // bytes_))
-        images, cores = self.problem.n, self.machine.cores
+        images = self.problem.n
         tasks = groups * (images if isinstance(images, int) else 1)
         fair = [x for x in range(1, panels.blocks + 1) if panels.blocks % x == 0]
-        even = (x for x in fair if tasks * x % cores == 0 or tasks * x > _MANY_TASKS * cores)
-        return groups, next(even, panels.blocks)
+        return groups, next((x for x in fair if m.is_even(tasks * x, some=2)), panels.blocks)
 
     def place(self, n: Expr, tile: Expr) -> Expr:
         """Where an image's first run of a tile's pixels begins in the operand."""
