@@ -138,16 +138,20 @@ def read_in_packs(sch: Schedule, block: Any, buffers: list[Any]) -> list[Any]:
     """Copies of tensors in registers, which a schedule has still to place and to vectorize."""
     this = sch.get(block)
     sources = [region.source for region in this.reads]
-    loads = {load.source: load for load in loads_and_choices(this.body)[0]}
+    found, choices = loads_and_choices(this.body)
+    loads = {load.source: load for load in found}
+    by_place = not all(map(_reads_a_tensor, choices))
     copies = []
     for buffer in buffers:
         at, indices = sources.index(buffer), loads[buffer].indices
-        if all(isinstance(index, tirx.Var | tirx.IntImm) for index in indices):
+        # What a condition on a place asks, as padding does, may be none of the tensor: TVM keeps a
+        # copy of the tensor's own axes on it.
+        if by_place or all(isinstance(index, tirx.Var | tirx.IntImm) for index in indices):
             copies.append(sch.cache_read(block, at, "local", [block]))
             continue
-        # Of a tensor that is read by another shape, or from some place on, the copy has the block's
-        # own axes: of sums of these TVM does not see that a thread reads one row, and then all
-        # between the first and the last are its registers.
+        # Of a tensor that is read by another shape the copy has the block's axes: of sums of these
+        # TVM does not see that a thread reads one row, and then all between the first and the last
+        # are its registers.
         places = [
             i for i, each in enumerate(this.iter_vars)
             if any(reads(index, each.var) for index in indices)
@@ -155,6 +159,12 @@ def read_in_packs(sch: Schedule, block: Any, buffers: list[Any]) -> list[Any]:
         own = _chosen(len(this.iter_vars), places)
         copies.append(sch.reindex_cache_read(block, at, "local", own))
     return copies
+
+
+def _reads_a_tensor(value: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(value, (TensorLoad, found.append))
+    return bool(found)
 
 
 def _chosen(count: int, places: list[int]) -> tirx.IndexMap:

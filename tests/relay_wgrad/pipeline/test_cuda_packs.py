@@ -102,6 +102,17 @@ def test_the_source_has_accesses_of_16_bytes(dtype: str, word: str) -> None:
     assert read_back(source) == []
 
 
+def test_what_padding_asks_is_asked_before_the_tensor_is_read() -> None:
+    """A pixel of the border has no place on it."""
+    operands = {"x": (S, "float16"), "y": ((S[0], S[1] + 2, S[2] + 2, S[3]), "float16")}
+    body = lambda e, x, y: e(op.add(e(op.nn.pad(x, (0, 0, 1, 1, 1, 1, 0, 0))), y))  # noqa: E731
+    built = tvm.compile(module(operands, body), SM_90, relax_pipeline=cuda_pipeline())
+    lines = [line.strip() for line in cuda_source(built.mod).splitlines()]
+    reading = [i for i, line in enumerate(lines) if "(x_ptr + " in line]
+    assert reading
+    assert all(lines[i - 1].startswith("if (") for i in reading)
+
+
 def test_rows_of_18_halves_are_accesses_of_four_bytes() -> None:
     shape = (2, 5, 6, 18)
     mod = module(
