@@ -186,7 +186,8 @@ def _host() -> dict[str, Any]:
 def host_target(cores: int | None = None, *, allow_winograd: bool = False) -> Target:
     """LLVM for the CPU of this host with all its instructions; plain "llvm" means SSE2 on x86.
 
-    `cores`: for so many; by default all that this process may use.  `allow_winograd`: whether
+    `cores`: for so many; by default all that this process may use.  From four on no more threads
+    than that share a loop, wherever the program runs, and fewer may.  `allow_winograd`: whether
     float32 sums of 3x3 kernels, of volumes Tx3x3, may be taken by Winograd's algorithm where it is
     faster; its relative error is around 1e-6, twice a direct sum's, and beside large numbers all of
     a small one.  A target says yes by the key "winograd": Relay's and Relax's programs are computed
