@@ -123,7 +123,7 @@ FAULTS = (
     Fault("garbage: what somebody has frozen is thawed", "relay_wgrad/garbage.py",
           "if gc.get_freeze_count():", "if False:", "tests/relay_wgrad/test_garbage.py"),
     Fault("progress: a CPU's passes are not told of", "relay_wgrad/pipeline/cpu.py",
-          "            progress(part)\n", "", "tests/relay_wgrad/training/test_training.py"),
+          "            progress(part)\n", "", "tests/relay_wgrad/pipeline/test_cpu_pipeline.py"),
     Fault("looks: they come before a parameter's sizes are compared",
           "relay_wgrad/building/arguments.py", "[*bindings[:after], *calls, *bindings[after:]]",
           "[*calls, *bindings]", "tests/relay_wgrad/building/test_arguments.py"),

@@ -111,6 +111,13 @@ def test_symbolic_sizes() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
 
 
+def test_parts_are_told_before_they_begin() -> None:
+    said: list[str] = []
+    with Target("llvm"):
+        cpu_pipeline(said.append)(module((8, 8), R.exp))
+    assert said == ["fusing", "scheduling", "planning memory"]
+
+
 def test_one_core_wakes_no_others() -> None:
     mod = module((64, 64, 64), R.exp)
     with Target({"kind": "llvm", "num-cores": 1}):
