@@ -111,7 +111,7 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
         now = 0  # after a process that dies there are new ones
         row = sides[0](ours, *given, args.winograd)
         sides[1](theirs, *given)
-        times = best(sides, *how)
+        times = best(sides, *how, threads=threads)
         now = threads
         mine, *others = times.seconds
         gflops, gbytes = problem.flop / mine / 1e9, problem.bytes / mine / 1e9

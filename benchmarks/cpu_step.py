@@ -160,7 +160,7 @@ def begin(cases: Sequence[Case], args: argparse.Namespace) -> Measure:
             sides[1](theirs, model, batch, image, dtype, False)
             if args.inductor:
                 row["inductor_s"] = sides[2](theirs, model, batch, image, dtype, True)
-            times = best(sides, args.rounds)
+            times = best(sides, args.rounds, threads=threads)
         mine, *others = times.seconds
         if args.inductor:
             row["inductor_ms"] = min(others[2:]) * 1e3

@@ -82,26 +82,31 @@ def turns() -> list[float]:
     return [_turn(call) for call in _ready]
 
 
-def best(sides: Sequence[Worker], rounds: int, longest: float = LONGEST) -> Times:
+def best(sides: Sequence[Worker], rounds: int, longest: float = LONGEST, *, threads: int) -> Times:
     """The shortest time of each candidate of each side, one after another.  The sides take turns.
 
     After `rounds` turns of each all have more of them, until each one's shortest time is confirmed
     by a second turn, or the limits are reached, of which `longest` is in seconds.
+
+    threads : of the sides; one thread's times are a processor's, which has no ticks.
     """
+
+    def confirmed(times: Sequence[float]) -> bool:
+        return is_confirmed(times, threads > 1)
+
     times: list[list[float]] = []  # of a round
     begin = time.perf_counter()
     for number in range(_MORE * rounds):
         if number >= rounds and (
-            all(map(is_confirmed, zip(*times, strict=True)))
-            or time.perf_counter() - begin > longest
+            all(map(confirmed, zip(*times, strict=True))) or time.perf_counter() - begin > longest
         ):
             break
         times.append([seconds for side in sides for seconds in side(turns)])
     of_each = list(zip(*times, strict=True))
     shortest = [sorted(each)[:2] for each in of_each]
     return Times(
-        [each[0] for each in shortest], all(map(is_confirmed, of_each)),
-        any(_is_ticks(*each) for each in shortest),
+        [each[0] for each in shortest], all(map(confirmed, of_each)),
+        threads > 1 and any(_is_ticks(*each) for each in shortest),
     )  # fmt: skip
 
 
@@ -119,10 +124,12 @@ def _turn(call: Call) -> float:
     return shortest
 
 
-def is_confirmed(times: Sequence[float]) -> bool:
+def is_confirmed(times: Sequence[float], by_clock: bool = True) -> bool:
     """Whether the two shortest are the same, more or less, and not whole ticks of the scheduler."""
     first, *others = sorted(times)
-    return bool(others) and others[0] <= _SAME * first and not _is_ticks(first, others[0])
+    if not others or others[0] > _SAME * first:
+        return False
+    return not (by_clock and _is_ticks(first, others[0]))
 
 
 def _is_ticks(*times: float) -> bool:
