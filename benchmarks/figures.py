@@ -128,6 +128,17 @@ def of_kinds(field: str, head: str) -> tuple[Column, ...]:
             ("slowest", None, ".2f"))  # fmt: skip
 
 
+OF_STEPS = (
+    ("network", lambda row: f"{row['model']}, {row['dtype']}"), ("threads",), ("batch",),
+    ("ours, ms", "ms", ".0f"), ("eager, ms", "torch_ms", ".0f"),
+    ("Inductor, ms", "inductor_ms", ".0f"), ("ratio", None, ".2f"),
+)  # fmt: skip
+
+
+def by_network(rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row["model"], row["dtype"], row["threads"]))
+
+
 LAYERS_OF_VOLUMES = (
     " Layers of a network of volumes, float32, one thread, by a processor's time: ours over the"
     " better of PyTorch's two memory orders. {cpu}, PyTorch {torch}, {date};"
@@ -389,10 +400,12 @@ SHEETS = (
         "Training steps of networks on a CPU", "cpu_step_cores",
         "Loss and gradients, NHWC, beside PyTorch {torch}, eager and by Inductor, in bfloat16 by"
         " autocast; the ratio is to the faster. {cpu}, beside other work; `cpu_step_cores.json`.",
-        (("network", lambda row: f"{row['model']}, {row['dtype']}"), ("threads",), ("batch",),
-         ("ours, ms", "ms", ".0f"), ("eager, ms", "torch_ms", ".0f"),
-         ("Inductor, ms", "inductor_ms", ".0f"), ("ratio", None, ".2f"), ("date",)),
-        lambda rows: sorted(rows, key=lambda row: (row["model"], row["dtype"], row["threads"])),
+        (*OF_STEPS, ("date",)), by_network,
+    ),
+    Sheet(
+        "Training steps of networks on two cores", "cpu_step_two",
+        "Likewise. {cpu}, PyTorch {torch}, 2 threads, {date}; `cpu_step_two.json`.",
+        OF_STEPS, by_network,
     ),
     Sheet(
         "Training steps on a GPU", "gpu_against_h200",
