@@ -152,6 +152,8 @@ def test_sides_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gpu_models, "UNet", Tiny)
     monkeypatch.setattr(gpu_models, "CLASSES", 5)
+    # PyTorch's own tests, which others of this process may have imported, let nobody set them.
+    monkeypatch.setattr(gpu_sides, "settings", lambda dtype: None)
     row = Row("unet", 2, 6, "f32")
     sides = dict(gpu_sides.measure(("ours", "eager"), row, "cpu"))
     for one in ("step", "backend"):
