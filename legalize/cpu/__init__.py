@@ -17,7 +17,7 @@ from tvm.target import Target
 from tvm.tirx.script import builder as T
 
 from relay_wgrad.argument_types import check_type
-from relay_wgrad.graph.shared_tasks import with_shared_tasks
+from relay_wgrad.graph.shared_tasks import threads_of, with_shared_tasks
 from relay_wgrad.ir import FINISHED
 from relay_wgrad.problem import ConvProblem
 
@@ -56,7 +56,7 @@ def prim_func(problem: ConvProblem, target: Target | str) -> tirx.PrimFunc:
 def kernel(problem: ConvProblem, target: Target | str) -> Kernel:
     """`prim_func` with the name of the kernel chosen and the reason; raises as it does."""
     made = with_tasks(problem, target)
-    return replace(made, func=with_shared_tasks(made.func, machine(_llvm(target)).threads))
+    return replace(made, func=with_shared_tasks(made.func, threads_of(_llvm(target))))
 
 
 def with_tasks(problem: ConvProblem, target: Target | str) -> Kernel:

@@ -140,7 +140,7 @@ def read_in_packs(sch: Schedule, block: Any, buffers: list[Any]) -> list[Any]:
     sources = [region.source for region in this.reads]
     found, choices = loads_and_choices(this.body)
     loads = {load.source: load for load in found}
-    by_place = not all(map(_reads_a_tensor, choices))
+    by_place = not all(loads_and_choices(choice)[0] for choice in choices)
     copies = []
     for buffer in buffers:
         at, indices = sources.index(buffer), loads[buffer].indices
@@ -159,12 +159,6 @@ def read_in_packs(sch: Schedule, block: Any, buffers: list[Any]) -> list[Any]:
         own = _chosen(len(this.iter_vars), places)
         copies.append(sch.reindex_cache_read(block, at, "local", own))
     return copies
-
-
-def _reads_a_tensor(value: Any) -> bool:
-    found: list[Any] = []
-    structural_walk(value, (TensorLoad, found.append))
-    return bool(found)
 
 
 def _chosen(count: int, places: list[int]) -> tirx.IndexMap:

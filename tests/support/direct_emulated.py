@@ -93,7 +93,8 @@ def _late(source: str) -> str:
 def library(folder: Path, *kernels: Kernel) -> Any:
     """Their functions, built together: most of g++'s time goes into headers."""
     path = folder / f"{len(list(folder.iterdir()))}.so"
-    return cuda_emulated.library(_late(emulated(source_of(kernels))), path)
+    source = _late(emulated(source_of(kernels)))
+    return cuda_emulated.library(source, path)
 
 
 def some(problem: ConvProblem, epilogue: tuple[str, ...] = (), arch: int = 90) -> list[Kernel]:

@@ -118,15 +118,14 @@ class Blocked:
 
     def _sizes(self, tiles: Expr, panels: Panels) -> tuple[Expr, int]:
         """(groups of tiles, parts of the blocks of channels): as many tasks as have even work."""
-        groups, cores = ceildiv(tiles, self._most_tiles(panels)), self.machine.cores
+        groups, m = ceildiv(tiles, self._most_tiles(panels)), self.machine
         if not isinstance(groups, int):
             return groups, 1
-        if panels.groups % cores:
-            groups = min(tiles, ceildiv(groups, cores) * cores)
+        if panels.groups % m.cores:
+            groups = min(tiles, ceildiv(groups, m.cores) * m.cores)
         fair = [x for x in range(1, panels.blocks + 1) if panels.blocks % x == 0]
-        even = (x for x in fair if self.machine.is_even(groups * panels.groups * x))
+        even = (x for x in fair if m.is_even(groups * panels.groups * x))
         parts = next(even, panels.blocks)
-        m = self.machine
         while m.shares and not m.is_even(groups * panels.groups * parts) and 2 * groups <= tiles:
             groups *= 2
         return groups, parts

@@ -59,6 +59,19 @@ def run(mod: tvm.IRModule, values: dict[str, np.ndarray]) -> list[np.ndarray]:
     return [np.asarray(t.numpy()) for t in found]
 
 
+def both(
+    schedule: Any, given: list[np.ndarray], shape: tuple[int, ...], axes: list[int]
+) -> list[np.ndarray]:
+    """The tensor and its sums by a scheduled kernel, into memory full of NaN."""
+    func = schedule.mod["main"].with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": func}), target=FAST)
+    kept = [1 if i in axes else n for i, n in enumerate(shape)]
+    results = (np.full(shape, np.nan, np.float16), np.full(kept, np.nan, np.float32))
+    out = [tvm.runtime.tensor(result) for result in results]
+    library["main"](*map(tvm.runtime.tensor, given), *out)
+    return [result.numpy() for result in out]
+
+
 def distance(got: np.ndarray, want: np.ndarray) -> float:
     apart = np.linalg.norm(got.astype("float64") - want) / np.linalg.norm(want)
     return float(apart)
@@ -88,18 +101,12 @@ def test_the_numbers(shape: tuple[int, ...], axes: list[int], of_product: bool) 
     assert "T.vectorized(T.int64(8))" in schedule.mod.script()
     values = arrays(given)
     (call,) = calls(mod)
-    built = schedule.mod["main"].with_attr("global_symbol", "main")
-    library = tvm.compile(tvm.IRModule({"main": built}), target=FAST)
-    kept = [1 if i in axes else n for i, n in enumerate(shape)]
-    t = tvm.runtime.tensor(np.full(shape, np.nan, np.float16))
-    u = tvm.runtime.tensor(np.full(kept, np.nan, np.float32))
-    order = [values[str(arg.name)] for arg in call.args[1].fields]
-    library["main"](*map(tvm.runtime.tensor, order), t, u)
+    t, u = both(schedule, [values[str(arg.name)] for arg in call.args[1].fields], shape, axes)
     g, x, s = (values[n].astype("float64") for n in "gxs")
-    assert distance(t.numpy(), g / (1 + np.exp(-x)) * s) < 3e-4
-    stored = t.numpy().astype("float64") * (x if of_product else 1)
+    assert distance(t, g / (1 + np.exp(-x)) * s) < 3e-4
+    stored = t.astype("float64") * (x if of_product else 1)
     total = stored.sum(tuple(axes), keepdims=True)
-    apart = np.linalg.norm(u.numpy() - total)
+    apart = np.linalg.norm(u - total)
     assert apart <= 1e-6 * np.linalg.norm(np.abs(stored).sum(tuple(axes)))
 
 
@@ -126,21 +133,14 @@ def test_operands_of_another_shape(side: int, axes: list[int]) -> None:
     assert own_elements(cuda_source(built.mod)) <= 1024
     values = arrays(given)
     schedule = on_the_host(MadeSum).apply(func, TARGET, False)
-    library = tvm.compile(
-        tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}), target=FAST
-    )
-    t = tvm.runtime.tensor(np.full(shape, np.nan, np.float16))
-    kept = [1 if i in axes else n for i, n in enumerate(shape)]
-    u = tvm.runtime.tensor(np.full(kept, np.nan, np.float32))
     (call,) = calls(mod)
-    order = [values[str(arg.name)] for arg in call.args[1].fields]
-    library["main"](*map(tvm.runtime.tensor, order), t, u)
+    t, u = both(schedule, [values[str(arg.name)] for arg in call.args[1].fields], shape, axes)
     x = values["x"]
     x = x.reshape(windows).transpose(0, 1, 3, 2, 4, 5) if side else x
     want = x.reshape(shape) + values["g"]
-    assert np.array_equal(t.numpy(), want)
+    assert np.array_equal(t, want)
     total = want.astype("float64").sum(tuple(axes), keepdims=True)
-    assert distance(u.numpy(), total) < 1e-5
+    assert distance(u, total) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
