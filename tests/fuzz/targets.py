@@ -48,6 +48,7 @@ TARGETS: dict[str, Any] = {
     "v3": {"kind": "llvm", "mcpu": "x86-64-v3"},
     "v4": {"kind": "llvm", "mcpu": "x86-64-v4"},
     "v3-one-core": {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1},
+    "v3-many-cores": {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 16},
     "mattr-avx": {"kind": "llvm", "mattr": ["+avx"]},
     "mattr-avx2": {"kind": "llvm", "mattr": ["+avx2", "+fma"]},
     "mattr-avx512": {"kind": "llvm", "mattr": ["+avx512f"]},
@@ -56,6 +57,7 @@ TARGETS: dict[str, Any] = {
     "v3-opt3": {"kind": "llvm", "mcpu": "x86-64-v3", "opt-level": 3},
     "host": None,
     "host-one-core": None,
+    "host-many-cores": None,
     "hosted": "llvm",
 }
 SURFACES = ("kernel", "kernel", "kernel", "gradient", "relay", "network", *LAYERS)
@@ -159,7 +161,7 @@ def _target(name: str) -> Any:
     from legalize.cpu import host_target
 
     if name.startswith("host-") or name == "host":
-        return host_target(1 if name == "host-one-core" else None)
+        return host_target({"host-one-core": 1, "host-many-cores": 16}.get(name))
     if name == "hosted":
         return Target("llvm", host="llvm")
     return Target(TARGETS[name])

@@ -80,15 +80,20 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             vectors, columns = chosen
     block = vectors * lanes
     (top, bottom), (left, right) = (axis.border() for axis in axes)
-    weight, panels = memory.panels("I" if dgrad else "O", groups, channels, reduced, block)
-    memory.move_weight(weight, panels, True, reverse=dgrad)
+    lane = "I" if dgrad else "O"
+    # One thread, or two, read copies as fast.
+    in_place = m.shares and not m.has_few_registers
+    found = memory.weights_in_place(lane, channels, reduced, block) if in_place else None
+    weight, panels = found or memory.panels(lane, groups, channels, reduced, block)
+    if not found:
+        memory.move_weight(weight, panels, True, reverse=dgrad)
     few = m.has_few_registers and lanes == m.lanes(memory.accum)
     tile, are_near = _tile(m, axes, vectors, lanes), stay_near(m, panels, memory.accum)
-    in_place = memory.operand(operand, groups, reduced)
+    as_it_is = memory.operand(operand, groups, reduced)
     # With few registers groups of tiles, whose weights are in a level-1 cache, are as fast as tiles
     # one by one with weights in the level-2 cache; these are faster without a copy.
     has_edges = (
-        (top, left, bottom, right) != NO_BORDER and not in_place.is_copied and not depth
+        (top, left, bottom, right) != NO_BORDER and not as_it_is.is_copied and not depth
         and tile.rows == 1 and _edges(axes[1], tile) <= MOST_EDGES * reduced
         and (are_near or not few)
     )  # fmt: skip
@@ -102,7 +107,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     near = []
     if has_edges:
         near = [] if are_near else tensors[:1]
-        tensors[0] = in_place
+        tensors[0] = as_it_is
     bands = None
     if not blocked and not plain:
         of_band = (1 if depth else problem.n) * groups * panels.blocks

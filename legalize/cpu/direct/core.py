@@ -37,6 +37,8 @@ from ..emitters.tiles import Tile, shapes
 from ..machine import Machine
 from .stage import Stage
 
+_FRESH = 3  # times as long as others takes a byte that another core has just written; measured
+
 
 class Deep:
     """Of a volume: the plane of a result, and the taps in depth that are on the operand there."""
@@ -202,13 +204,34 @@ class Core:
     ) -> Iterator[tuple[_Task, list[Expr], list[Expr]]]:
         """A parallel loop over a grid and blocks of channels: a task, its place in the grid,
         (group, block)."""
-        # All weights stay in the cache if they fit; else one block of them does, for all pixels.
-        small = stay_near(self.machine, panels, self.accum)
-        blocks, count = (panels.groups, panels.blocks), len(sizes)
-        order = (*sizes, *blocks) if small else (*blocks, *sizes)
+        chunks = self._chunks(panels)
+        each = panels.blocks // chunks
+        if panels.groups > 1 and chunks == 1:
+            order = (*sizes, panels.groups, each)
+            with parallel(*order) as index:
+                *grid, g, block = index
+                yield _Task(index, order), grid, [g, block]
+            return
+        order = (panels.groups, chunks, *sizes, each)
         with parallel(*order) as index:
-            place = (index[:count], index[count:]) if small else (index[2:], index[:2])
-            yield _Task(index, order), *place
+            g, chunk, *grid, i = index
+            yield _Task(index, order), grid, [g, bind(chunk * each + i)]
+
+    def _chunks(self, panels: Panels) -> int:
+        """Parts of the blocks of channels, of which each is over before the next begins: one, if
+        all weights stay in a core's cache, else each block, for all pixels.
+
+        Many cores each read their part of the chunks, of the weights then, and of the pixels: as
+        few bytes as can be.
+        """
+        m, problem, bytes_ = self.machine, self.problem, DTYPE_BYTES[self.accum]
+        if not m.shares or panels.groups > 1 or not problem.is_static:
+            return 1 if stay_near(m, panels, self.accum) else panels.blocks
+        weights = panels.size * bytes_ * (_FRESH if panels.are_copied else 1)
+        pixels = math.prod(problem.shape(problem.roles[0])) * bytes_
+        fair = [x for x in range(1, panels.blocks + 1) if panels.blocks % x == 0]
+        near = [x for x in fair if panels.size * bytes_ // x <= m.l2_bytes // 2] or fair[-1:]
+        return min(near, key=lambda x: weights / x + pixels * min(x, m.cores) / m.cores)
 
     def _steps(self, panels: Panels) -> int:
         """At which a tile asks for lines, those of all phases together."""
@@ -272,7 +295,7 @@ class Core:
 
             def products(c: Expr) -> None:
                 weights = [
-                    weight[vector(taps + c * panels.block + v * lanes, lanes)]
+                    weight[vector(taps + c * panels.c_step + v * lanes, lanes)]
                     for v in range(vectors)
                 ]
                 values = [x.buffer[int64(image + step + c)] for step in tap_steps]

@@ -113,8 +113,11 @@ def move(copy: Copy, lanes: int) -> None:
 
 
 def _along_lanes(copy: Copy, lanes: int) -> None:
+    if copy.is_blocked:
+        _along_blocks(copy, lanes)
+        return
     outer, lane = list(copy.dims), copy.lane
-    while len(outer) > 1 and lane.extent < _LONG and not copy.is_blocked:
+    while len(outer) > 1 and lane.extent < _LONG:
         inner = outer[-1]
         steps = (inner.extent, inner.user, inner.core)
         if not all(isinstance(x, int) for x in steps) or steps[1:] != (lane.extent, lane.extent):
@@ -122,8 +125,6 @@ def _along_lanes(copy: Copy, lanes: int) -> None:
         # Contiguous on both sides: one longer lane.
         lane = Dim(lane.extent * inner.extent, 1, 1)
         outer.pop()
-    lanes = min(lanes, lane.extent)
-    full, tail = divmod(lane.extent, lanes)
     # Short lanes come several to a task, as finding a task's place takes some divisions.
     several = [] if lane.extent >= _LONG else [outer.pop()]
     if several and isinstance(several[0].extent, int):
@@ -137,16 +138,52 @@ def _along_lanes(copy: Copy, lanes: int) -> None:
         with serial(several[0].extent if several else 1) as i:
             here = user + i * several[0].user if several else user
             there = core + i * several[0].core if several else core
+            _copy_run(copy, here, there, lane.extent, lanes)
 
-            def chunk(start: Expr, count: int) -> None:
-                at = here + start, there + copy.lane_at(start)
-                copy.put(copy.get(*at, count, copy.core_dtype), *at, count)
 
-            if full:
-                with serial(full) as v:
-                    chunk(v * lanes, lanes)
-            if tail:
-                chunk(full * lanes, tail)
+def _copy_run(copy: Copy, user: Expr, core: Expr, count: int, lanes: int) -> None:
+    """Copies neighbours, as vectors and a shorter one."""
+
+    def chunk(start: Expr, some: int) -> None:
+        at = user + start, core + start
+        copy.put(copy.get(*at, some, copy.core_dtype), *at, some)
+
+    full, tail = divmod(count, lanes)
+    if full:
+        with serial(full) as v:
+            chunk(v * lanes, lanes)
+    if tail:
+        chunk(full * lanes, tail)
+
+
+def _along_blocks(copy: Copy, lanes: int) -> None:
+    """Block by block: the thread that copies a block's first part is about the one that reads it,
+    and lines that another core has written come slowly."""
+    outer, block = list(copy.dims), copy.block
+    inner: list[Dim] = []  # of a task, which may be half as long as is worth one
+    while outer and math.prod(d.extent for d in inner) * block < _WORTH // 2:
+        dim = outer.pop()
+        each = _pieces(dim.extent, math.prod(d.extent for d in inner) * block)
+        outer.append(Dim(dim.extent // each, dim.user * each, dim.core * each))
+        inner.insert(0, replace(dim, extent=each))
+        if each < dim.extent:
+            break
+        outer.pop()
+    blocks, rest = ceildiv(copy.lane.extent, block), copy.lane.extent % block
+    widths: list[tuple[int, Expr]] = [(block, True)]
+    with parallel(blocks, *(d.extent for d in outer)) as (number, *index):
+        if rest:
+            widths = [(block, number < blocks - 1), (rest, number == blocks - 1)]
+            widths = widths if blocks > 1 else [(rest, True)]
+        user = bind(_offset(index, outer, "user") + copy.user_base + number * block)
+        core = bind(_offset(index, outer, "core") + copy.core_base + number * copy.block_step)
+        sizes = [d.extent for d in inner]
+        for width, is_so_wide in widths:
+            with when(is_so_wide), serial(math.prod(sizes)) as i:
+                place = digits(i, sizes)
+                here = bind(user + _offset(place, inner, "user"))
+                there = bind(core + _offset(place, inner, "core"))
+                _copy_run(copy, here, there, width, lanes)
 
 
 def _pieces(extent: int, lane: int) -> int:
@@ -167,12 +204,19 @@ def _across_lanes(copy: Copy, side: int) -> None:
     whole, rest = divmod(copy.lane.extent, side) if side > 1 else (0, copy.lane.extent)
     if copy.is_blocked and whole and full:
         # Weights: a few rows are read from end to end, which hardware prefetches.
-        with parallel(*sizes, whole) as (*index, tile):
-            columns.start(index)
-            c = bind(tile * side)
-            with serial(ceildiv(length, side)) as number:
-                first = _start(number, length, side)
-                columns.tile(columns.places(first, side), first, c)
+        # A block's are neighbours, as in `_along_blocks`.
+        of_block, tiles = min(copy.block // side, whole), ceildiv(length, side)
+        each = min(tiles, ceildiv(_WORTH, side * side))
+        grid = ceildiv(whole, of_block), *sizes, of_block, ceildiv(tiles, each)
+        with parallel(*grid) as (block, *index, tile, piece):
+            tile, begin = bind(block * of_block + tile), bind(piece * each)
+            end = each if tiles % each == 0 else bind(tirx.min(int64(each), tiles - begin))
+            with when(tile < whole if whole % of_block else True):
+                columns.start(index)
+                c = bind(tile * side)
+                with serial(end) as number:
+                    first = _start(begin + number, length, side)
+                    columns.tile(columns.places(first, side), first, c)
         if rest:
             with parallel(*sizes) as index:
                 columns.start(index)

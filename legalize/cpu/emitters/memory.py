@@ -26,6 +26,7 @@ Border = tuple[int, int, int, int]  # top, left, bottom, right
 NO_BORDER: Border = (0, 0, 0, 0)
 # Bytes of copied activations at a time, at most, unless a single image needs more.
 MOST_COPIED = 32 << 20
+_L2_WAYS = 8  # of a level-2 cache, at least
 
 
 @dataclass(frozen=True)
@@ -286,9 +287,34 @@ class Memory:
         panels = Panels(
             lane, groups, lanes, reduced, block, blocks,
             tap, tap * self.problem.s, tap * math.prod(self.problem.taps),
-            tap * self.problem.s * self.problem.r,
+            tap * self.problem.s * self.problem.r, block,
         )  # fmt: skip
         return self.scratch.new("weight_core", panels.size, self.accum), panels
+
+    def weights_in_place(
+        self, lane: str, lanes: int, reduced: int, block: int
+    ) -> tuple[Expr, Panels] | None:
+        """A 1x1 kernel's weights where the caller has them, or None where that does not suit: lanes
+        must be neighbours, blocks whole, and a block's rows not fall on few places of a cache.
+
+        What one core has copied the others read from it, more slowly than what none has written.
+        """
+        problem, bytes_ = self.problem, DTYPE_BYTES[self.accum]
+        step, way = self.strides("weight"), self._l2_bytes // _L2_WAYS
+        row = step["I" if lane == "O" else "O"]
+        rows_of_place = ceildiv(reduced, way // math.gcd(row * bytes_, way))
+        suits = (
+            set(problem.taps) == {1} and problem.groups == 1 and step[lane] == 1
+            and problem.dtype("weight") == self.accum and lanes % block == 0
+            and rows_of_place <= _L2_WAYS - 2
+        )  # fmt: skip
+        if not suits:
+            return None
+        panels = Panels(
+            lane, 1, lanes, reduced, block, lanes // block,
+            s_step=0, r_step=0, block_step=block, t_step=0, c_step=row,
+        )  # fmt: skip
+        return self.flat("weight"), panels
 
     def move_weight(
         self,
@@ -347,10 +373,16 @@ class Panels:
     r_step: int
     block_step: int
     t_step: int
+    c_step: int  # from one of the reduced channels to the next
 
     @property
     def size(self) -> int:
-        return self.groups * self.blocks * self.block_step
+        return self.blocks * self.block_step * (self.groups if self.are_copied else self.reduced)
+
+    @property
+    def are_copied(self) -> bool:
+        """Whether a block is one run of memory: in the caller's a row of all of them is."""
+        return self.c_step == self.block
 
     def at(self, g: Expr, b: Expr, r: Expr, s: Expr) -> Expr:
         return (g * self.blocks + b) * self.block_step + r * self.r_step + s * self.s_step

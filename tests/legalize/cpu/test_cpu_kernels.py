@@ -166,12 +166,12 @@ def test_weights_are_copied_by_many_tasks_or_by_one() -> None:
     """A 1x1 kernel's weights are one run of lanes; a few of them are not worth other threads."""
 
     def tasks(line: str) -> list[int]:
-        text = cpu.prim_func(ConvProblem.parse(line), cpu.host_target(16)).script()
+        text = cpu.with_tasks(ConvProblem.parse(line), cpu.host_target(16)).func.script()
         return [int(x) for x in re.findall(r"T\.parallel\(T\.int64\((\d+)\)", text)]
 
     last = "r=1 s=1 layout=NHWC/HWIO/NHWC"
-    copy, _ = tasks(f"fprop n=2 c=512 h=7 w=7 k=64 {last}")
-    assert copy == 8
+    copy, _ = tasks(f"dgrad n=2 c=512 h=7 w=7 k=64 {last}")
+    assert copy == 32
     assert len(tasks(f"fprop n=2 c=16 h=7 w=7 k=64 {last}")) == 1
 
 

@@ -7,6 +7,7 @@ import pytest
 import tvm
 from tvm.target import Target
 
+from benchmarks.cpu_tasks import Walk
 from legalize import cpu
 from relay_wgrad.problem import ConvProblem
 from tests.support.problems import (
@@ -29,6 +30,12 @@ from tests.support.problems import (
         "dgrad n=1 c=130 h=7 w=7 k=90 r=1 s=1",
         "fprop n=1 c=33 h=11 w=9 k=64 r=1 s=1 layout=NCHW/OIHW/NCHW",
         "fprop n=2 c=500 h=11 w=7 k=80 r=1 s=1",
+        "fprop n=2 c=50 h=7 w=7 k=192 r=1 s=1 stride=2,2",
+        "fprop n=1 c=2048 h=7 w=7 k=512 r=1 s=1",
+        "dgrad n=2 c=96 h=9 w=7 k=200 r=1 s=1 layout=NHWC/OHWI/NHWC",
+        "dgrad n=2 c=72 h=9 w=7 k=330 r=3 s=3 pad=1,1,1,1",
+        "dgrad n=1 c=112 h=14 w=14 k=700 r=1 s=1",
+        "dgrad n=9 c=960 h=14 w=14 k=160 r=1 s=1",
         "dgrad n=2 c=110 h=11 w=7 k=500 r=1 s=1 layout=NCHW/OIHW/NCHW",
         "wgrad n=3 c=70 h=14 w=14 k=40 r=1 s=1",
         "wgrad n=2 c=130 h=15 w=15 k=140 r=3 s=3 stride=2,2 pad=1,1,1,1",
@@ -36,7 +43,7 @@ from tests.support.problems import (
 )
 def test_even_tasks_of_many_cores(line: str) -> None:
     """Rows of pixels whose channels are cut, small tiles of products, blocks of channels that are
-    filled up, and small units of pixels."""
+    filled up, small units of pixels, weights where they are and in copies of blocks."""
     target = cpu.host_target(16)
     layout = "" if "layout" in line else " layout=NHWC/HWIO/NHWC"
     problem = ConvProblem.parse(line + layout)
@@ -55,3 +62,27 @@ def test_blocks_of_channels_are_filled_up_for_long_sums() -> None:
     for channels, tasks in ((128, 98 * 7), (672, 262 * 2)):
         text = cpu.with_tasks(ConvProblem.parse(line.format(channels)), target).func.script()
         assert f"T.parallel(T.int64({tasks}))" in text
+
+
+def test_weights_of_many_cores_stay_where_they_are() -> None:
+    """What one core copies the others read slowly.  Two read copies as fast, 16 registers want
+    them, and 2,048 rows of 2 KiB fall on 64 places of a level-2 cache's way of 128 KiB."""
+    line = "fprop n=8 c={} h=7 w=7 k={} r=1 s=1 layout=NHWC/HWIO/NHWC"
+    for cores, features, c, k, is_copied in (
+        (16, "x86-64-v4", 160, 960, False), (2, "x86-64-v4", 160, 960, True),
+        (16, "x86-64-v3", 160, 960, True), (16, "x86-64-v4", 2048, 512, True),
+        (16, "x86-64-v4", 160, 968, True),
+    ):  # fmt: skip
+        target = Target({"kind": "llvm", "mcpu": features, "num-cores": cores})
+        text = cpu.with_tasks(ConvProblem.parse(line.format(c, k)), target).func.script()
+        assert ("weight_core" in text) == is_copied, (cores, features, c, k)
+
+
+def test_a_core_copies_the_weights_that_it_reads_and_few_others() -> None:
+    """Of 0.4 MB of copies each core reads a block or two for all of 0.3 MB of pixels, and of 1.5 MB
+    of pixels and 0.2 of weights its own pixels."""
+    target = Target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 16})
+    for line, most in (("c=640 h=7 w=7 k=160", 0.35e6), ("c=120 h=28 w=28 k=240", 0.65e6)):
+        problem = ConvProblem.parse(f"dgrad n=8 {line} r=1 s=1 layout=NHWC/HWIO/NHWC")
+        walk = Walk(cpu.with_tasks(problem, target).func, 16, True)
+        assert walk.read < most, line
