@@ -38,7 +38,8 @@ given what its forward pass has made, which lies where it stays when that one is
 backward pass in pieces each waits for the one before it."""
 MISSES = 2
 """Calls in a row with operands elsewhere than when it was captured: then it is captured anew, and
-those are copied."""
+those are copied.  Between other calls there may be twice as many of those: an allocator gives some
+operands two places or three in turn."""
 TRIES = 6
 """Captures of one function, those that failed among them."""
 MOST = 64 << 20
@@ -147,7 +148,8 @@ class Replayed:
         self._own, self._token, self._private, self._stands = own, token, private, stands
         self._warm = LATER + WARM * (late - 1) if late else WARM
         self._most = MOST if late else None
-        self._calls = self._tries = self._misses = 0
+        self._calls = self._tries = 0
+        self._missed_by = 0  # two for each call that missed, less one for each that did not
         self._seen: list[list[int]] = []  # addresses of the calls before
         self._launch: Callable[[], None] | None = None
         self._moving: set[int] = set()  # operands that a graph has missed
@@ -191,7 +193,7 @@ class Replayed:
         # One that is copied may have been another one all the time.
         is_known = known is not None and known is self._stamp
         if self._launch is not None and (self._lying_fresh if is_known else self._lying).lie(given):
-            self._misses = 0
+            self._missed_by -= self._missed_by > 0
             return self._replayed(given, in_blocks)
         args = self._prepare(given)
         if self._launch is not None:
@@ -232,12 +234,12 @@ class Replayed:
             if args[i].data_ptr() != at or _is_made(given[i], args[i])
         ]  # fmt: skip
         elsewhere += [i for i, x in self._lying.known if args[i].data_ptr() != x.data_ptr()]
-        self._misses += 1
+        self._missed_by += 2
         size = sum(args[i].nbytes for i in elsewhere)
-        if self._misses > MISSES and (self._most is None or size <= self._most):
+        if self._missed_by > 2 * MISSES and (self._most is None or size <= self._most):
             self._moving |= set(elsewhere)
             self._launch, self._seen, self._out = None, [], []  # captured anew by the next call
-        elif self._misses > MISSES + LATER:  # another forward pass's by now: from the beginning
+        elif self._missed_by > 2 * (MISSES + LATER):  # another forward pass's: from the beginning
             self._launch, self._seen, self._out = None, [], []
             self._calls = 0
 

@@ -108,6 +108,29 @@ def test_weights_elsewhere() -> None:
     assert (lane.captures, lane.launches) == (2, 30 - WARM - MISSES - 1)
 
 
+@pytest.mark.parametrize("places", [2, 3])
+def test_places_in_turn(places: int) -> None:
+    """One of an operand that an allocator gives some places in turn is one of which few calls are
+    the graph's, until it is copied."""
+    repeated, lane, _ = made()
+    x, s = torch.ones(2, 3), torch.tensor(2.0)
+    weights = [torch.full((2, 3), float(i)) for i in range(places)]
+    for i in range(60):
+        w = weights[0 if i <= WARM else i % places]
+        assert torch.equal(repeated([x, w, s])[0][0], x * w + s)
+    assert lane.captures == 2
+    assert lane.launches >= 60 - WARM - 3 * places * (MISSES + 1)
+
+
+def test_a_few_calls_elsewhere() -> None:
+    """Weights that are others in each twentieth call, as of an average of them, are not copied."""
+    repeated, lane, _ = made()
+    x, w, s, average = torch.ones(2, 3), torch.ones(2, 3), torch.tensor(2.0), torch.zeros(2, 3)
+    for i in range(200):
+        repeated([x, average if i % 20 == 19 else w, s])
+    assert (lane.captures, lane.launches) == (1, 200 - WARM - 10)
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_copies_that_lie_where_they_lay(late: int) -> None:
     """The gradient of a sum is one number everywhere, of which an allocator makes the dense one in
@@ -393,24 +416,24 @@ def test_loops_in_one_memory(
 def test_each_part_is_a_graph(
     way: Any, last: bool, lanes: list[Lane], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a usual loop each forward pass after the first ones, and the backward passes soon, one
-    piece after another; where an operand happened to lie at one place some calls long it is
-    captured again."""
+    """Of a usual loop each forward pass after the first ones, and in the end the backward passes,
+    one piece after another: one whose operand happened to lie at one place some calls long is
+    captured again.  Where an allocator puts them is chance, so a few calls may miss."""
     monkeypatch.setattr(replayed, "tvm_tensor", borrowed)
     torch._dynamo.reset()
     module, order = Net(), torch.channels_last if last else torch.contiguous_format
     step = way(module.to(memory_format=order), True)
-    for _ in range(16):
+    launches = []
+    for _ in range(40):
         module.zero_grad()
         out = step(torch.randn(4, 2, 5, 5).contiguous(memory_format=order))
         loss = out.square().sum()
         loss.backward()
-    *backward, forward = sorted(lane.launches for lane in lanes if lane.captures)
+        launches.append([lane.launches for lane in lanes if lane.captures])
     # Of pieces one for each kernel that makes gradients: a linear layer's are made by one or two.
-    assert len(backward) in ((3, 4) if way is _pieces else (1,))
-    assert forward == 16 - WARM
-    for before, launches in enumerate(reversed(backward)):
-        assert launches >= 16 - LATER - WARM * before - 2 * (MISSES + 1)
+    assert len(launches[-1]) in ((4, 5) if way is _pieces else (2,))
+    assert max(launches[-1]) == 40 - WARM
+    assert min(now - then for now, then in zip(launches[-1], launches[-13], strict=True)) >= 6
 
 
 @pytest.mark.share(5)  # a seed each way
