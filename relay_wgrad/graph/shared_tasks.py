@@ -89,11 +89,12 @@ def _shared(loop: Any, threads: int) -> tirx.Stmt:
     take = tirx.BufferStore(taken, tirx.call_extern("int64", _TAKE, cell), [zero])
     # TVM narrows indices, and divides without a sign, where it knows a number's bounds.
     number = tirx.Bind(grain, tirx.max(tirx.min(taken[zero], total - one), zero))
-    of_loop = str(loop.loop_var.ty.dtype)
-    first, count = grain * size, tirx.min(size, tasks - grain * size)
-    own = tirx.For(
-        loop.loop_var, first.astype(of_loop), count.astype(of_loop), tirx.ForKind.SERIAL, loop.body
-    )
+    # TVM 0.27 makes loops begin at 0 (`CanonicalizeLoop`) and leaves a variable in the beginning of
+    # a loop inside as it was: so this one does, and names the task.
+    task = tirx.Var("task", "int64")
+    of_task = tirx.Bind(loop.loop_var, (grain * size + task).astype(str(loop.loop_var.ty.dtype)))
+    count = tirx.min(size, tasks - grain * size)
+    own = tirx.For(task, zero, count, tirx.ForKind.SERIAL, tirx.SeqStmt([of_task, loop.body]))
     takes = tirx.While(taken[zero] < end, tirx.SeqStmt([number, own, take]))
     # No line is taken from its core for nothing.
     some = tirx.IfThenElse(next_[run * _LINE] < end, tirx.SeqStmt([*is_taken, take, takes]), None)

@@ -58,6 +58,18 @@ def test_each_task_is_done_once(threads: int) -> None:
         assert once(func, tasks), tasks
 
 
+def test_loops_that_begin_at_a_task() -> None:
+    """A triangle: TVM shifts the loop inside, and would forget to shift its beginning."""
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        y = T.arg("y", T.buffer((100, 100), "int32"))
+        with T.parallel(0, tirx.const(100, "int64")) as task, T.serial(task, 100) as i:
+            T.buffer_store(y, y[task, i] + 1, [task, i])
+    made = tvm.runtime.tensor(np.zeros((100, 100), "int32"))
+    tvm.compile(with_shared_tasks(builder.get(), 4), target=LLVM)["main"](made)
+    assert np.array_equal(made.numpy(), np.triu(np.ones((100, 100))))
+
+
 def test_of_a_number_that_the_call_knows() -> None:
     func = with_shared_tasks(counted(None), 8)
     assert TAKE in func.script()
