@@ -84,9 +84,9 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     # One thread, or two, read copies as fast.
     in_place = m.shares and not m.has_few_registers
     found = memory.weights_in_place(lane, channels, reduced, block) if in_place else None
-    weight, panels = found or memory.panels(lane, groups, channels, reduced, block)
-    if not found:
-        memory.move_weight(weight, panels, True, reverse=dgrad)
+    weight, panels = found or (
+        None, memory.copied_panels(lane, groups, channels, reduced, block)
+    )  # fmt: skip
     few = m.has_few_registers and lanes == m.lanes(memory.accum)
     tile, are_near = _tile(m, axes, vectors, lanes), stay_near(m, panels, memory.accum)
     as_it_is = memory.operand(operand, groups, reduced)
@@ -131,22 +131,26 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             height, width = 1, height * width * (images if merged else 1)
             streams = True  # also what stays in a cache: another core has written it
         axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
+    core: Blocked | Core
+    copies_weights = False
     if blocked:
-        assert batch is not None
-        tile = row_tile(m, vectors, lanes)
-        core = Blocked(problem, m, memory.accum, axes, tile, depth)
-        with batch.each() as (_, count, (x, y)):
-            core.write(x, y, weight, panels, 1 if merged else count)
-        return
-    tile = _tile(m, axes, vectors, lanes, columns if merged else None)
-    own = Core(problem, m, memory.accum, axes, tile, streams, depth, bands, has_edges)
+        core = Blocked(problem, m, memory.accum, axes, row_tile(m, vectors, lanes), depth)
+    else:
+        tile = _tile(m, axes, vectors, lanes, columns if merged else None)
+        core = Core(problem, m, memory.accum, axes, tile, streams, depth, bands, has_edges)
+        if not found and batch and batch.is_whole:
+            count = 1 if merged else problem.n
+            copies_weights = core.copies_weights(memory, panels, dgrad, count)
+    if not found and not copies_weights:
+        weight = memory.copied_weight(panels, dgrad)
     if slabs:
+        assert isinstance(core, Core)
         with slabs.each() as (planes, (x, y), lines):
-            own.write(x, y, weight, panels, 1, planes, lines)
+            core.write(x, y, weight, panels, 1, planes, lines)
         return
     assert batch is not None
     with batch.each() as (_, count, (x, y)):
-        own.write(x, y, weight, panels, 1 if merged else count)
+        core.write(x, y, weight, panels, 1 if merged else count)
 
 
 def _tile(

@@ -32,12 +32,11 @@ from ..emitters.loops import (
     when,
     zero,
 )
-from ..emitters.memory import Image, Panels
+from ..emitters.memory import Image, Memory, Panels
 from ..emitters.tiles import Tile, shapes
 from ..machine import Machine
+from .own_weights import FRESH, OwnWeights, own_weights
 from .stage import Stage
-
-_FRESH = 3  # times as long as others takes a byte that another core has just written; measured
 
 
 class Deep:
@@ -123,6 +122,24 @@ class Core:
         self.line = m.line(accum)
         self.has_edges = has_edges  # columns of taps are off an operand that has no border
         self.streams = streams  # a row of pixels that are read and written in order
+        self.own: OwnWeights | None = None
+
+    @property
+    def _of_plane(self) -> tuple[int, ...]:
+        """Tiles, or bands of them, down and across."""
+        if self.stage:
+            return (self.stage.count,)
+        (rows, columns), tile = self.axes, self.tile
+        return ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
+
+    def copies_weights(self, memory: Memory, panels: Panels, reverse: bool, images: Expr) -> bool:
+        """Whether many cores copy the weights in what `write` writes for so many images, all of
+        them, each the blocks that it reads."""
+        m = self.machine
+        if m.shares and panels.groups == 1 and not self.depth and self.problem.is_static:
+            tiles, chunks = math.prod((images, *self._of_plane)), self._chunks(panels)
+            self.own = own_weights(memory, m, panels, reverse, tiles, chunks)
+        return self.own is not None
 
     def write(
         self, x: Image, y: Image, weight: Expr, panels: Panels, images: Expr,
@@ -135,8 +152,8 @@ class Core:
             self._write_bands(x, y, weight, panels, (images, deep), first, lines, self.stage)
             return
         (rows, columns), tile = self.axes, self.tile
-        high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
-        with self._tasks((images, deep, high, wide), panels) as (task, (n, z, a, b), (g, block)):
+        sizes, weights = (images, deep, *self._of_plane), (weight, panels)
+        with self._tasks(sizes, weights) as (task, (n, z, a, b), (g, block), weights):
             z, a, b = bind(first + z), bind(a * tile.rows), bind(b * tile.columns)
             asks = [_Ask(each, task, self._steps(panels)) for each in lines]
             phases = (self.depth.phases if self.depth else 1, rows.phases, columns.phases)
@@ -144,7 +161,7 @@ class Core:
                 where, of_phase = (n, z, a, b, g, block), digits(phase, phases)
                 target = y, bind(block * panels.block)
                 for shape, at_edge in self._shapes(a, b):
-                    self._tile(x, target, weight, panels, where, of_phase, shape, at_edge, asks)
+                    self._tile(x, target, *weights, where, of_phase, shape, at_edge, asks)
 
     def _write_bands(
         self, x: Image, y: Image, weight: Expr, panels: Panels, sizes: tuple[Expr, int],
@@ -155,7 +172,8 @@ class Core:
         high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
         deep_phases = depth.phases if depth else 1
         steps = stage.tiles * wide * self._steps(panels)
-        with self._tasks((*sizes, stage.count), panels) as (task, (n, z, band), (g, block)):
+        sizes, weights = (*sizes, *self._of_plane), (weight, panels)
+        with self._tasks(sizes, weights) as (task, (n, z, band), (g, block), weights):
             z, channel = bind(first + z), g * panels.lanes + block * panels.block
             asks = [_Ask(each, task, steps) for each in lines]
             with serial(deep_phases) as deep:
@@ -174,8 +192,8 @@ class Core:
                                 of_phase = [deep, *digits(phase, (rows.phases, columns.phases))]
                                 for shape, at_edge in self._shapes(a, b):
                                     self._tile(
-                                        x, (room, 0), weight, panels, (n, z, a, b, g, block),
-                                        of_phase, shape, at_edge, all_asks, whole=True,
+                                        x, (room, 0), *weights, (n, z, a, b, g, block), of_phase,
+                                        shape, at_edge, all_asks, whole=True,
                                     )  # fmt: skip
                     stage.write(room, place, band, panels.widths(block))
 
@@ -200,22 +218,28 @@ class Core:
 
     @contextlib.contextmanager
     def _tasks(
-        self, sizes: tuple[Expr, ...], panels: Panels
-    ) -> Iterator[tuple[_Task, list[Expr], list[Expr]]]:
+        self, sizes: tuple[Expr, ...], weights: tuple[Expr, Panels]
+    ) -> Iterator[tuple[_Task, list[Expr], list[Expr], tuple[Expr, Panels]]]:
         """A parallel loop over a grid and blocks of channels: a task, its place in the grid,
-        (group, block)."""
+        (group, block), the weights."""
+        panels = weights[1]
+        if self.own:
+            with self.own.tasks() as (block, tile, own):
+                task = _Task((block, tile), (panels.blocks, math.prod(sizes)))
+                yield task, digits(tile, sizes), [0, block], own
+            return
         chunks = self._chunks(panels)
         each = panels.blocks // chunks
         if panels.groups > 1 and chunks == 1:
             order = (*sizes, panels.groups, each)
             with parallel(*order) as index:
                 *grid, g, block = index
-                yield _Task(index, order), grid, [g, block]
+                yield _Task(index, order), grid, [g, block], weights
             return
         order = (panels.groups, chunks, *sizes, each)
         with parallel(*order) as index:
             g, chunk, *grid, i = index
-            yield _Task(index, order), grid, [g, bind(chunk * each + i)]
+            yield _Task(index, order), grid, [g, bind(chunk * each + i)], weights
 
     def _chunks(self, panels: Panels) -> int:
         """Parts of the blocks of channels, of which each is over before the next begins: one, if
@@ -227,7 +251,7 @@ class Core:
         m, problem, bytes_ = self.machine, self.problem, DTYPE_BYTES[self.accum]
         if not m.shares or panels.groups > 1 or not problem.is_static:
             return 1 if stay_near(m, panels, self.accum) else panels.blocks
-        weights = panels.size * bytes_ * (_FRESH if panels.are_copied else 1)
+        weights = panels.size * bytes_ * (FRESH if panels.are_copied else 1)
         pixels = math.prod(problem.shape(problem.roles[0])) * bytes_
         fair = [x for x in range(1, panels.blocks + 1) if panels.blocks % x == 0]
         near = [x for x in fair if panels.size * bytes_ // x <= m.l2_bytes // 2] or fair[-1:]

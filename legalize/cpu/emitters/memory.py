@@ -20,7 +20,7 @@ from relay_wgrad.problem import DTYPE_BYTES, ConvProblem
 from ..machine import Machine
 from .axes import Taps
 from .copies import Copy, Dim, clear, clear_border, move
-from .loops import Expr, Scratch, bind, ceildiv, flat, int64, serial
+from .loops import Expr, Scratch, bind, ceildiv, flat, int64, one_core, serial, when
 
 Border = tuple[int, int, int, int]  # top, left, bottom, right
 NO_BORDER: Border = (0, 0, 0, 0)
@@ -278,18 +278,28 @@ class Memory:
     def panels(
         self, lane: str, groups: int, lanes: int, reduced: int, block: int
     ) -> tuple[Expr, Panels]:
-        """Memory for weights [group][block of lanes][t][r][s][reduced][lane within the block].
+        """Memory for `copied_panels`."""
+        panels = self.copied_panels(lane, groups, lanes, reduced, block)
+        return self.scratch.new("weight_core", panels.size, self.accum), panels
+
+    def copied_panels(self, lane: str, groups: int, lanes: int, reduced: int, block: int) -> Panels:
+        """Weights [group][block of lanes][t][r][s][reduced][lane within the block].
 
         `lane` is the letter that counts lanes, O or I; `reduced` counts the other one's length.
         """
         blocks = -(-lanes // block)
         tap = reduced * block
-        panels = Panels(
+        return Panels(
             lane, groups, lanes, reduced, block, blocks,
             tap, tap * self.problem.s, tap * math.prod(self.problem.taps),
             tap * self.problem.s * self.problem.r, block,
         )  # fmt: skip
-        return self.scratch.new("weight_core", panels.size, self.accum), panels
+
+    def copied_weight(self, panels: Panels, reverse: bool) -> Expr:
+        """A copy of all weights, in memory of its own."""
+        weight = self.scratch.new("weight_core", panels.size, self.accum)
+        self.move_weight(weight, panels, True, reverse=reverse)
+        return weight
 
     def weights_in_place(
         self, lane: str, lanes: int, reduced: int, block: int
@@ -325,7 +335,10 @@ class Memory:
         interleaved: bool = False,
         reverse: bool = False,
     ) -> None:
-        """Copies the weights in, or the result out; `reverse` stores the last tap first."""
+        """Copies the weights in, or the result out; `reverse` stores the last tap first.
+
+        Of panels that begin with a block, that block alone, by the thread that calls.
+        """
         problem, step = self.problem, self.strides("weight")
         k = problem.k
         other = "I" if panels.lane == "O" else "O"
@@ -344,19 +357,28 @@ class Memory:
         if interleaved:
             group_step, lane_step = lane_step, lane_step * panels.groups
         group = Dim(panels.groups, group_step, panels.blocks * panels.block_step)
-        if to_core and panels.lanes % panels.block:
-            clear(buffer, self.accum, panels.size, self.lanes)
         dims = [letters[x] for x in problem.layout("weight") if x != panels.lane]
         if panels.groups > 1:
             dims = [group, *dims]
-        lane = Dim(panels.lanes, lane_step, 1)
-        move(
-            Copy(
-                self._flat["weight"], problem.dtype("weight"), buffer, self.accum, base,
-                dims, lane, panels.block, panels.block_step, to_core,
-            ),
-            self.lanes,
-        )  # fmt: skip
+
+        def copy_lanes(count: int, size: int, user: Expr = 0) -> None:
+            if to_core and count % panels.block:
+                clear(buffer, self.accum, size, self.lanes)
+            move(
+                Copy(
+                    self._flat["weight"], problem.dtype("weight"), buffer, self.accum, base,
+                    dims, Dim(count, lane_step, 1), panels.block, panels.block_step, to_core, user,
+                ),
+                self.lanes,
+            )  # fmt: skip
+
+        if panels.first is None:
+            copy_lanes(panels.lanes, panels.size)
+            return
+        for count, has_so_many in panels.widths(panels.first):
+            with when(has_so_many), one_core(True):
+                first = bind(panels.first * (panels.block * lane_step))
+                copy_lanes(count, panels.block_step, first)
 
 
 @dataclass(frozen=True)
@@ -374,6 +396,7 @@ class Panels:
     block_step: int
     t_step: int
     c_step: int  # from one of the reduced channels to the next
+    first: Expr | None = None  # the block that memory begins with; None: the first one of all
 
     @property
     def size(self) -> int:
@@ -385,7 +408,8 @@ class Panels:
         return self.c_step == self.block
 
     def at(self, g: Expr, b: Expr, r: Expr, s: Expr) -> Expr:
-        return (g * self.blocks + b) * self.block_step + r * self.r_step + s * self.s_step
+        block = g * self.blocks + b if self.first is None else b - self.first
+        return block * self.block_step + r * self.r_step + s * self.s_step
 
     def step(self, taps: tuple[Taps, Taps], r: Expr, s: Expr) -> Expr:
         """From the place of a phase's first tap to that of its tap (r, s)."""

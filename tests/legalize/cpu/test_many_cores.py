@@ -37,6 +37,11 @@ from tests.support.problems import (
         "dgrad n=1 c=112 h=14 w=14 k=700 r=1 s=1",
         "dgrad n=9 c=960 h=14 w=14 k=160 r=1 s=1",
         "dgrad n=2 c=110 h=11 w=7 k=500 r=1 s=1 layout=NCHW/OIHW/NCHW",
+        "dgrad n=8 c=160 h=7 w=7 k=960 r=1 s=1",
+        "dgrad n=8 c=24 h=14 w=14 k=480 r=1 s=1",
+        "dgrad n=3 c=250 h=9 w=7 k=200 r=3 s=3 stride=2,2 pad=1,1,1,1",
+        "fprop n=4 c=300 h=7 w=7 k=200 r=3 s=3 pad=1,1,1,1 layout=NCHW/OIHW/NCHW",
+        "fprop n=4 c=300 h=7 w=9 k=200 r=3 s=3 pad=1,1,1,1 layout=NHWC/OHWI/NHWC",
         "wgrad n=3 c=70 h=14 w=14 k=40 r=1 s=1",
         "wgrad n=2 c=130 h=15 w=15 k=140 r=3 s=3 stride=2,2 pad=1,1,1,1",
     ],
@@ -64,18 +69,38 @@ def test_blocks_of_channels_are_filled_up_for_long_sums() -> None:
         assert f"T.parallel(T.int64({tasks}))" in text
 
 
-def test_weights_of_many_cores_stay_where_they_are() -> None:
+def test_weights_of_many_cores_stay_or_are_a_tasks_own() -> None:
     """What one core copies the others read slowly.  Two read copies as fast, 16 registers want
-    them, and 2,048 rows of 2 KiB fall on 64 places of a level-2 cache's way of 128 KiB."""
-    line = "fprop n=8 c={} h=7 w=7 k={} r=1 s=1 layout=NHWC/HWIO/NHWC"
-    for cores, features, c, k, is_copied in (
-        (16, "x86-64-v4", 160, 960, False), (2, "x86-64-v4", 160, 960, True),
-        (16, "x86-64-v3", 160, 960, True), (16, "x86-64-v4", 2048, 512, True),
-        (16, "x86-64-v4", 160, 968, True),
-    ):  # fmt: skip
+    them, and 2,048 rows of 2 KiB fall on 64 places of a level-2 cache's way of 128 KiB: there, for
+    rows that blocks do not divide, and of weights that are transposed each task copies a block,
+    unless a task of many that it would be copied for is short."""
+    product = "h=7 w=7 r=1 s=1"
+    for line, cores, features, copies in (
+        (f"fprop c=160 k=960 {product}", 16, "x86-64-v4", []),
+        (f"fprop c=160 k=960 {product}", 2, "x86-64-v4", ["weight_core"]),
+        (f"fprop c=160 k=960 {product}", 16, "x86-64-v3", ["weight_core"]),
+        (f"fprop c=2048 k=512 {product}", 16, "x86-64-v4", ["own_weights"]),
+        (f"fprop c=160 k=968 {product}", 16, "x86-64-v4", ["own_weights"]),
+        (f"dgrad c=160 k=960 {product}", 16, "x86-64-v4", ["own_weights"]),
+        (f"dgrad c=160 k=960 {product}", 2, "x86-64-v4", ["weight_core"]),
+        ("dgrad c=64 k=256 h=56 w=56 r=1 s=1", 16, "x86-64-v4", ["weight_core"]),
+        ("fprop c=64 k=64 h=56 w=56 r=3 s=3 pad=1,1,1,1", 16, "x86-64-v4", ["weight_core"]),
+    ):
         target = Target({"kind": "llvm", "mcpu": features, "num-cores": cores})
-        text = cpu.with_tasks(ConvProblem.parse(line.format(c, k)), target).func.script()
-        assert ("weight_core" in text) == is_copied, (cores, features, c, k)
+        kind, rest = line.split(" ", 1)
+        problem = ConvProblem.parse(f"{kind} n=8 {rest} layout=NHWC/HWIO/NHWC")
+        text = cpu.with_tasks(problem, target).func.script()
+        assert [x for x in ("weight_core", "own_weights") if x in text] == copies, (line, cores)
+
+
+def test_own_copies_keep_all_cores_at_work() -> None:
+    """Of five blocks each is copied for some parts of the pixels, few enough to be worth it."""
+    target = Target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 16})
+    for line in ("c=160 h=7 w=7 k=960", "c=320 h=7 w=7 k=1280", "c=1024 h=14 w=14 k=256"):
+        problem = ConvProblem.parse(f"dgrad n=8 {line} r=1 s=1 layout=NHWC/HWIO/NHWC")
+        walk = Walk(cpu.with_tasks(problem, target).func, 16, False)
+        assert walk.balance > 0.8, line
+        assert len(walk.work) == 1, line
 
 
 def test_a_core_copies_the_weights_that_it_reads_and_few_others() -> None:
