@@ -135,8 +135,9 @@ class Core:
     def copies_weights(self, memory: Memory, panels: Panels, reverse: bool, images: Expr) -> bool:
         """Whether many cores copy the weights in what `write` writes for so many images, all of
         them, each the blocks that it reads."""
-        m = self.machine
-        if m.shares and panels.groups == 1 and not self.depth and self.problem.is_static:
+        m, problem = self.machine, self.problem
+        plain = panels.groups == 1 and not self.depth and problem.is_static
+        if m.shares and not m.has_few_registers and plain:
             tiles, chunks = math.prod((images, *self._of_plane)), self._chunks(panels)
             self.own = own_weights(memory, m, panels, reverse, tiles, chunks)
         return self.own is not None

@@ -242,7 +242,8 @@ def local(name: str, count: int, dtype: str, align: int = 0) -> Expr:
     """
     bytes_ = count * (8 if "64" in dtype else 4)
     if bytes_ > _STACK_BYTES:
-        data = _allocation(count, dtype, "local").data  # the workspace aligns to 64 bytes
+        memory = IRBuilder.name(f"{name}_memory", _allocation(count, dtype, "local"))
+        data = memory.data  # the workspace aligns to 64 bytes
     else:
         pointer = PointerType(PrimType(dtype), "local")
         words = ceildiv(bytes_ + align, 8)
