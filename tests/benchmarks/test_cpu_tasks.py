@@ -76,3 +76,10 @@ def test_even_work_of_sixteen_cores(line: str) -> None:
     taps = "" if "r=" in line else " r=1 s=1"
     problem = ConvProblem.parse(f"{line}{taps} layout=NHWC/HWIO/NHWC")
     assert Walk(cpu.with_tasks(problem, target).func, CORES, False).balance >= 0.85
+
+
+def test_tiles_of_few_pixels_are_even() -> None:
+    """196 pixels, of which 16 cores' full tiles would be at 0.88."""
+    target = Target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": CORES})
+    problem = ConvProblem.parse("fprop n=1 c=192 h=14 w=14 k=64 r=1 s=1 layout=NHWC/HWIO/NHWC")
+    assert Walk(cpu.with_tasks(problem, target).func, CORES, False).balance >= 0.95

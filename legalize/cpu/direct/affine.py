@@ -85,7 +85,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     in_place = m.shares and not m.has_few_registers
     found = memory.weights_in_place(lane, channels, reduced, block) if in_place else None
     weight, panels = found or (
-        None, memory.copied_panels(lane, groups, channels, reduced, block)
+        None, memory.copied_panels(lane, groups, channels, reduced, block),
     )  # fmt: skip
     few = m.has_few_registers and lanes == m.lanes(memory.accum)
     tile, are_near = _tile(m, axes, vectors, lanes), stay_near(m, panels, memory.accum)
@@ -132,7 +132,7 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
             streams = True  # also what stays in a cache: another core has written it
         axes = [Axis(False, length, length, 1, 1, 1, 0) for length in (height, width)]
     core: Blocked | Core
-    copies_weights = False
+    in_tasks = False  # whether each copies the weights that it reads
     if blocked:
         core = Blocked(problem, m, memory.accum, axes, row_tile(m, vectors, lanes), depth)
     else:
@@ -140,8 +140,8 @@ def write(problem: ConvProblem, m: Machine, memory: Memory) -> None:
         core = Core(problem, m, memory.accum, axes, tile, streams, depth, bands, has_edges)
         if not found and batch and batch.is_whole:
             count = 1 if merged else problem.n
-            copies_weights = core.copies_weights(memory, panels, dgrad, count)
-    if not found and not copies_weights:
+            in_tasks = core.copies_weights(memory, panels, dgrad, count)
+    if not found and not in_tasks:
         weight = memory.copied_weight(panels, dgrad)
     if slabs:
         assert isinstance(core, Core)

@@ -125,12 +125,15 @@ class Core:
         self.own: OwnWeights | None = None
 
     @property
-    def _of_plane(self) -> tuple[int, ...]:
-        """Tiles, or bands of them, down and across."""
-        if self.stage:
-            return (self.stage.count,)
+    def _tiles(self) -> tuple[int, int]:
+        """Of a plane, down and across."""
         (rows, columns), tile = self.axes, self.tile
         return ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
+
+    @property
+    def _of_plane(self) -> tuple[int, ...]:
+        """Tiles, or bands of them."""
+        return (self.stage.count,) if self.stage else self._tiles
 
     def copies_weights(self, memory: Memory, panels: Panels, reverse: bool, images: Expr) -> bool:
         """Whether many cores copy the weights in what `write` writes for so many images, all of
@@ -170,7 +173,7 @@ class Core:
     ) -> None:  # fmt: skip
         """The loops where results wait in bands of rows."""
         (rows, columns), tile, depth = self.axes, self.tile, self.depth
-        high, wide = ceildiv(rows.count, tile.rows), ceildiv(columns.count, tile.columns)
+        high, wide = self._tiles
         deep_phases = depth.phases if depth else 1
         steps = stage.tiles * wide * self._steps(panels)
         sizes, weights = (*sizes, *self._of_plane), (weight, panels)

@@ -113,8 +113,8 @@ class Product:
 
     def write(self) -> None:
         lane = "I" if self.problem.kind is ConvKind.DGRAD else "O"
-        weight, panels = self.memory.panels(lane, 1, self.channels, self.reduced, self.rows)
-        self.memory.move_weight(weight, panels, True)
+        panels = self.memory.copied_panels(lane, 1, self.channels, self.reduced, self.rows)
+        weight = self.memory.copied_weight(panels, False)
         groups, parts = self._sizes(panels)
         each, many = panels.blocks // parts, ceildiv(self.tiles, groups)
         with parallel(self.problem.n, groups, parts) as (n, group, part):

@@ -73,8 +73,8 @@ def write_affine(problem: ConvProblem, m: Machine, memory: Memory) -> None:
     transforms = Transforms.of(problem, lanes)
     vectors, _ = channel_block(m, "float32", out[1])
     block = vectors * lanes
-    weight, panels = memory.panels("I" if dgrad else "O", 1, out[1], size[1], block)
-    memory.move_weight(weight, panels, True, reverse=dgrad)
+    panels = memory.copied_panels("I" if dgrad else "O", 1, out[1], size[1], block)
+    weight = memory.copied_weight(panels, dgrad)
     batch = memory.batch(
         memory.operand(operand, 1, size[1], block=lanes), memory.result(1, out[1], block=block)
     )

@@ -93,10 +93,8 @@ class Kernel:
         self.vectors, _ = channel_block(m, "float32", out[1])
         self.block = self.vectors * self.lanes
         reduced = self.size[1]
-        self.weight, self.panels = memory.panels(
-            "I" if dgrad else "O", 1, out[1], reduced, self.block
-        )
-        memory.move_weight(self.weight, self.panels, True, reverse=dgrad)
+        self.panels = memory.copied_panels("I" if dgrad else "O", 1, out[1], reduced, self.block)
+        self.weight = memory.copied_weight(self.panels, dgrad)
         self.batch = memory.batch(
             memory.operand(operand, 1, reduced, block=self.lanes),
             memory.result(1, out[1], block=self.block),

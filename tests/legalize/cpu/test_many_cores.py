@@ -37,6 +37,7 @@ from tests.support.problems import (
         "dgrad n=1 c=112 h=14 w=14 k=700 r=1 s=1",
         "dgrad n=9 c=960 h=14 w=14 k=160 r=1 s=1",
         "dgrad n=2 c=110 h=11 w=7 k=500 r=1 s=1 layout=NCHW/OIHW/NCHW",
+        "fprop n=4 c=512 h=14 w=14 k=256 r=1 s=1",
         "dgrad n=8 c=160 h=7 w=7 k=960 r=1 s=1",
         "dgrad n=8 c=24 h=14 w=14 k=480 r=1 s=1",
         "dgrad n=3 c=250 h=9 w=7 k=200 r=3 s=3 stride=2,2 pad=1,1,1,1",
